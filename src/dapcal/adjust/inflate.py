@@ -1,0 +1,56 @@
+"""Inflate: the base posterior's spread multiplied by k = (σ0 + d)/σ0, the envelope of the distance-aware posterior.
+
+For outputs locally linear in θ with base covariance V, the distance-aware covariance lies between V and k²V, and
+reaches k²V where only the prior speaks, which is where an out-of-distribution input looks. It needs no more forward
+passes and no σ0 (where there is none, k = 1 + d and φ absorbs it), so it works on every posterior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dapcal.adjust.base import base_ensemble, outputs_with_spread
+from dapcal.types import Adjusted, Ensemble, Posterior
+
+
+@dataclass(frozen=True)
+class Inflate:
+    """Inflate the spread of the location outputs by k.
+
+    Closed form (default): variance (k² − 1)·V is added analytically. In regression the prediction is the Gaussian with
+    mean f̄ and variance noise + k²V. In classification it is softmax(log p̄ / t) with t = √(1 + π/8 · V (k² − 1)): the
+    most likely class stays, and confidence falls monotonically to 1/K.
+
+    Drawn: every draw is pushed away from the draws' mean by k. This is what a joint prediction needs. In
+    classification confidence then tends to the draws' votes, not to 1/K.
+
+    Args:
+        drawn: push the draws instead of the closed form.
+
+    """
+
+    drawn: bool = False
+
+    def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
+        """One pass over the draws; every distance is free after that."""
+        likelihood = posterior.likelihood
+        outputs = outputs_with_spread(posterior, x)
+        base = base_ensemble(likelihood, outputs)
+        variance = likelihood.location_variance(outputs)  # (N, C)
+        if not variance.any():
+            raise ValueError(
+                "All draws give the same outputs at all of these inputs: there is no spread to inflate. Check that the "
+                "posterior's draws differ"
+            )
+
+        def at(distance: Tensor) -> Ensemble:
+            k = 1 + distance.double() if posterior.prior is None else posterior.prior.widening(distance)
+            k = k.to(outputs.device)
+            if self.drawn:
+                pushed = likelihood.stretch(outputs, k)
+                return base._replace(outputs=pushed, conditional=likelihood.conditional(pushed))
+            return base._replace(spread=variance * (k**2 - 1)[:, None])
+
+        return at

@@ -1,0 +1,248 @@
+"""Save and load a calibrated posterior: one safetensors file with a JSON description, no pickle.
+
+Stored: the posterior's draws and moments, the likelihood, projectors, training points, radii, φ, the calibration curve
+and held-out scores. Not stored: the network's code (give the model again) and callables of your own (a projector, a
+likelihood, a function that returns stacked predictions: give them again). Loading checks format, version, checksum,
+finiteness, and names, shapes and dtypes against the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dapcal import (
+    adjust,
+    distances,
+    evidence,
+    gaussians,
+    likelihoods,
+    neighbors,
+    prior,
+    projectors,
+    scales,
+    search,
+)
+from dapcal.calibrate import Calibrated
+from dapcal.files import complete_or_absent
+from dapcal.networks import Layout, frozen_copy
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.predictions import StackedPredictions
+
+FORMAT = "dapcal"
+VERSION = 1
+
+_STORED: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        Calibrated, NetworkPosterior, StackedPredictions, Layout, prior.Prior,
+        adjust.Inflate, adjust.Reweight, adjust.Transport,
+        adjust.ClosedForm, adjust.SelfNormalised, adjust.PriorMonteCarlo,
+        distances.Distance, distances.FittedSpace, distances.Radius,
+        distances.NearestNeighbor, distances.Hausdorff, distances.MMD, neighbors.TorchIndex,
+        evidence.Evidence, gaussians.DiagonalGaussian, gaussians.FullGaussian,
+        likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.Gaussian, likelihoods.NoiseHead,
+        projectors.Identity, projectors.LayerFeatures, projectors.FourierFeatures, projectors.VaeEncoder,
+        scales.Exp, scales.Softplus, scales.ScaledSigmoid, search.Curve,
+    )
+}  # fmt: skip
+_GIVEN_AGAIN = {"model": "model", "function": "model", "projector": "projector", "likelihood": "likelihood"}
+
+
+def save(calibrated: Calibrated, path: str | Path) -> None:
+    """Write the file, complete or not at all."""
+    tensors: dict[str, Tensor] = {}
+    tree = _pack(calibrated, "calibrated", tensors)
+    description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree})
+    metadata = {"dapcal": description, "sha256": _digest(description, tensors)}
+    try:
+        with complete_or_absent(path) as part:
+            save_file(tensors, part, metadata)
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"Could not write {path}: {error}; an earlier file of that name is untouched. Check free space and "
+            "permissions"
+        ) from error
+
+
+def load(
+    path: str | Path,
+    model: nn.Module | Callable[[Tensor], Tensor],
+    projector: Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+    likelihood: likelihoods.Likelihood | None = None,
+) -> Calibrated:
+    """Read what `Calibrated.save` wrote.
+
+    Args:
+        path: the file.
+        model: the network (its weights do not matter), or the function of `StackedPredictions`.
+        projector: the callable, where the distance uses one of your own; several by the name of their space.
+        likelihood: where it is one of your own.
+
+    """
+    description, tensors = _read(Path(path))
+    reader = _Reader(tensors, model, projector, likelihood, _device_of(model))
+    calibrated = reader.unpack(description["tree"], "calibrated")
+    if not isinstance(calibrated, Calibrated):
+        raise ValueError(f"{path} does not hold a calibrated posterior")
+    if isinstance(calibrated.posterior, NetworkPosterior):
+        _check_model(calibrated.posterior, path)
+    return calibrated
+
+
+def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A JSON tree; tensors go to the table under their path."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().contiguous().clone()
+        return {"tensor": path}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return {"float": value.hex()}
+    if _STORED.get(type(value).__name__) is type(value):
+        return {
+            "kind": type(value).__name__,
+            "fields": {n: _pack_field(value, n, path, tensors) for n in _fields(value)},
+        }
+    if isinstance(value, tuple | list):
+        return {"tuple": [_pack(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": {key: _pack(part, f"{path}.{key}", tensors) for key, part in value.items()}}
+    raise TypeError(
+        f"Cannot store a {type(value).__name__} ({path}): only dapcal's own parts are stored, and projectors, "
+        "likelihoods and models are given again at loading"
+    )
+
+
+def _pack_field(owner: Any, name: str, path: str, tensors: dict[str, Tensor]) -> Any:
+    value = getattr(owner, name)
+    if isinstance(owner, projectors.LayerFeatures) and name == "network":
+        return {"network": True}
+    if name in _GIVEN_AGAIN and _STORED.get(type(value).__name__) is not type(value):
+        label = getattr(owner, "name", name) if name == "projector" else name
+        return {"given": _GIVEN_AGAIN[name], "label": label, "type": type(value).__name__}
+    return _pack(value, f"{path}.{name}", tensors)
+
+
+def _fields(value: Any) -> list[str]:
+    if isinstance(value, tuple):
+        return list(value._fields)  # type: ignore[attr-defined]
+    return [f.name for f in dataclasses.fields(value) if f.init]
+
+
+class _Reader:
+    """Builds objects from the tree; networks that features come from are the posterior's own."""
+
+    def __init__(
+        self, tensors: dict[str, Tensor], model: Any, projector: Any, likelihood: Any, device: torch.device
+    ) -> None:
+        self.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        self.model, self.projector, self.likelihood = model, projector, likelihood
+        self.posterior: NetworkPosterior | None = None
+
+    def unpack(self, node: Any, path: str) -> Any:
+        if node is None or isinstance(node, bool | int | str):
+            return node
+        if "tensor" in node:
+            return self.tensors[node["tensor"]]
+        if "float" in node:
+            return float.fromhex(node["float"])
+        if "tuple" in node:
+            return tuple(self.unpack(part, f"{path}.{i}") for i, part in enumerate(node["tuple"]))
+        if "dict" in node:
+            return {key: self.unpack(part, f"{path}.{key}") for key, part in node["dict"].items()}
+        if "network" in node:
+            if self.posterior is None:  # fields come in the order they were written, the posterior first
+                raise ValueError(f"The file asks for a network at {path} before its posterior")
+            return self.posterior.network
+        if "given" in node:
+            return self._given(node)
+        kind = _STORED.get(node.get("kind"))
+        if kind is None:
+            raise ValueError(f"The file holds an unknown part {node.get('kind')!r} at {path}")
+        built = kind(**{name: self.unpack(part, f"{path}.{name}") for name, part in node["fields"].items()})
+        if isinstance(built, NetworkPosterior):
+            self.posterior = built
+        return built
+
+    def _given(self, node: dict[str, Any]) -> Any:
+        what, label = node["given"], node["label"]
+        if what == "model":
+            return frozen_copy(self.model) if isinstance(self.model, nn.Module) and label == "model" else self.model
+        given = self.projector if what == "projector" else self.likelihood
+        if isinstance(given, Mapping):
+            given = given.get(label)
+        if given is None:
+            raise ValueError(
+                f"This file was saved with a {what} of your own ({node['type']}, {label!r}), which is not stored; pass "
+                f"it: dapcal.load(path, model, {what}=...)"
+            )
+        return given
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if "dapcal" not in metadata:
+                raise ValueError(f"{path} is a safetensors file, but not one of dapcal's")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is truncated or no artefact of dapcal's ({error}); save it again") from error
+    description = json.loads(metadata["dapcal"])
+    if description.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has format version {description.get('version')}, this dapcal reads version {VERSION}; "
+            "use the version of dapcal that wrote it, or a later one"
+        )
+    if _digest(metadata["dapcal"], tensors) != metadata.get("sha256"):
+        raise ValueError(f"{path} was changed after it was saved (its checksum does not match); save it again")
+    infinite = [n for n, t in tensors.items() if t.is_floating_point() and t.isnan().any()]
+    if infinite:
+        raise ValueError(f"{path} holds NaN in {infinite[:4]}; calibrate again")
+    return description, tensors
+
+
+def _check_model(posterior: NetworkPosterior, path: str | Path) -> None:
+    own = dict([*posterior.model.named_parameters(), *posterior.model.named_buffers()])
+    stored = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
+    stored |= {n: tuple(t.shape) for n, t in posterior.shared.items()}
+    stored |= {n: tuple(t.shape[1:]) for n, t in posterior.buffers.items()}
+    if set(own) != set(stored):
+        odd = sorted(set(own) ^ set(stored))
+        raise ValueError(f"{path} is of another model: {odd[:4]} are parameters of only one of the two")
+    for name, shape in stored.items():
+        if tuple(own[name].shape) != tuple(shape):
+            raise ValueError(
+                f"{path} is of another model: `{name}` has shape {tuple(own[name].shape)} here and {tuple(shape)} there"
+            )
+    dtypes = {own[n].dtype for n in posterior.layout.names}
+    if dtypes != {posterior.draws.dtype}:
+        raise ValueError(
+            f"{path} was saved in {posterior.draws.dtype}, the model has {sorted(map(str, dtypes))}; convert the model"
+        )
+
+
+def _digest(description: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(description.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def _device_of(model: Any) -> torch.device:
+    first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if first is None else first.device

@@ -1,0 +1,115 @@
+"""Inputs and targets from tensors, data sets or loaders, checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+Data = tuple[Tensor, Tensor] | Dataset | DataLoader
+"""What the public functions take: (inputs, targets), a Dataset of pairs, or a DataLoader of batches of pairs."""
+
+
+class Labelled(NamedTuple):
+    """Inputs and targets in memory."""
+
+    x: Tensor  # (N, ...)
+    y: Tensor  # (N,) or (N, K)
+
+    def subset(self, index: Tensor) -> Labelled:
+        """The rows at `index`."""
+        return Labelled(self.x[index], self.y[index])
+
+
+def gather(data: Data, name: str) -> Labelled:
+    """All inputs and targets as two tensors; `name` is what errors call them."""
+    if isinstance(data, Labelled):
+        x, y = data
+    elif isinstance(data, tuple | list):
+        if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+            raise TypeError(f"Expected `{name}` as a pair of tensors (inputs, targets), got {_describe(data)}")
+        x, y = data
+    elif isinstance(data, DataLoader | Dataset):
+        x, y = _concatenate(data, name)
+    else:
+        raise TypeError(f"Expected `{name}` as (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+    if len(x) != len(y):
+        raise ValueError(f"Expected as many targets as inputs in `{name}`, got {len(x)} inputs and {len(y)} targets")
+    return Labelled(check_inputs(x, name), y)
+
+
+def check_inputs(x: Tensor, name: str, like: Tensor | None = None) -> Tensor:
+    """A non-empty, finite batch of inputs, shaped as the training inputs `like`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"Expected `{name}` as a tensor, got {type(x).__name__}; use torch.as_tensor")
+    if x.ndim < 2:
+        raise ValueError(
+            f"Expected `{name}` as a batch of inputs (N, ...), got shape {tuple(x.shape)}; a single column is "
+            "x[:, None], a single input x[None]"
+        )
+    if x.shape[0] == 0:
+        raise ValueError(f"Expected at least one input in `{name}`, got none")
+    if x.is_floating_point():
+        finite = x.flatten(1).isfinite().all(1)
+        if not finite.all():
+            raise ValueError(
+                f"Expected finite inputs in `{name}`, got NaN or inf in {int((~finite).sum())} of {len(x)} rows "
+                f"(the first is row {int((~finite).nonzero()[0])}); drop or impute them"
+            )
+    if like is not None and x.shape[1:] != like.shape[1:]:
+        raise ValueError(
+            f"Expected `{name}` with inputs of shape {tuple(like.shape[1:])} as in training, got {tuple(x.shape[1:])}"
+        )
+    if like is not None and x.dtype != like.dtype:
+        raise ValueError(
+            f"Expected `{name}` of dtype {like.dtype} as in training, got {x.dtype}; convert it with .to()"
+        )
+    return x
+
+
+def size(data: Labelled | DataLoader) -> int:
+    """Number of training pairs N."""
+    return len(data.dataset) if isinstance(data, DataLoader) else len(data.x)  # type: ignore[arg-type]
+
+
+def in_memory(data: Data, name: str) -> Labelled | DataLoader:
+    """Checked tensors, or the DataLoader itself (which may augment its inputs anew every epoch)."""
+    return data if isinstance(data, DataLoader) else gather(data, name)
+
+
+def minibatches(
+    data: Labelled | DataLoader, batch_size: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch of shuffled batches; a DataLoader keeps its own batches and order."""
+    if isinstance(data, DataLoader):
+        yield from data
+        return
+    for index in torch.randperm(len(data.x), generator=generator).split(batch_size):
+        yield data.x[index], data.y[index]
+
+
+def split(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Two random halves of n rows."""
+    order = torch.randperm(n, generator=generator)
+    return order[: (n + 1) // 2], order[(n + 1) // 2 :]
+
+
+def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
+    batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {_describe(batch)}")
+        pairs.append((batch[0], batch[1]))
+    if not pairs:
+        raise ValueError(f"Expected at least one input in `{name}`, got none")
+    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {[type(part).__name__ for part in value]}"
+    return type(value).__name__

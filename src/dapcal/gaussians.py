@@ -1,0 +1,196 @@
+"""Gaussian posteriors by their moments: log Z(c) and the exact move to a distance-aware prior.
+
+The weight exp(½ Σ_i c_i θ_i²) times a Gaussian N(μ, Σ) is again a Gaussian,
+
+    Σ_d = (Σ⁻¹ − C)⁻¹,   μ_d = Σ_d Σ⁻¹ μ,   C = diag(c),
+
+so both its normaliser Z(c) = E[exp(½ θᵀCθ)] and its moments have closed forms. They exist only while C ≺ Σ⁻¹,
+which holds if data contract the prior, Σ ⪯ σ0² I. Optimisation noise leaves some σ_i slightly above σ0: there
+the variance is taken as σ0² inside the factors 1 − cσ² alone, so that c = 0 stays the exact identity, and the
+number of such directions is reported (`contracted`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dapcal.prior import Prior
+
+
+class Gaussian(Protocol):
+    """A Gaussian over the flat vector of P random parameters."""
+
+    @property
+    def mean(self) -> Tensor:
+        """μ, (P,)."""
+        ...
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draws (n, P)."""
+        ...
+
+    def contracted(self, prior: Prior) -> int:
+        """How many distance-aware directions are wider than the prior, and are taken as σ0 in the factors."""
+        ...
+
+    def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
+        """log Z(c) for c (M, G), in float64, (M,)."""
+        ...
+
+    def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
+        """Draws (S, P) of N(μ, Σ) turned into draws of N(μ or μ_d, Σ_d) with the same noise, for one c (G,)."""
+        ...
+
+
+def log_expectation_terms(mean: Tensor, variance: Tensor, c: Tensor) -> Tensor:
+    """log E[exp(½ c θ²)] for θ ~ N(mean, variance), elementwise; needs c · variance < 1.
+
+    ½ c μ²/(1 − cσ²) − ½ log(1 − cσ²), the paper's marginal ratio.
+
+    >>> log_expectation_terms(torch.tensor(1.0), torch.tensor(0.0), torch.tensor(0.5)).item()
+    0.25
+    """
+    return 0.5 * c * mean**2 / (1 - c * variance) - 0.5 * torch.log1p(-c * variance)
+
+
+def stretch(variance: Tensor, c: Tensor) -> Tensor:
+    """σ_d/σ = 1/√(1 − cσ²), by how much Transport widens a direction."""
+    return (1 - c * variance).rsqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalGaussian:
+    """N(μ, diag σ²)."""
+
+    mean: Tensor  # (P,)
+    variance: Tensor  # (P,)
+
+    def __post_init__(self) -> None:
+        if self.mean.shape != self.variance.shape or self.mean.ndim != 1:
+            raise ValueError(
+                f"Expected `mean` and `variance` of one shape (P,), got {tuple(self.mean.shape)} and "
+                f"{tuple(self.variance.shape)}"
+            )
+        if not (self.variance >= 0).all() or not self.variance.isfinite().all():
+            raise ValueError("Expected finite variances >= 0; check the posterior's moments")
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draws (n, P)."""
+        noise = torch.randn(n, len(self.mean), generator=generator, dtype=self.mean.dtype)
+        return self.mean + self.variance.sqrt() * noise.to(self.mean.device)
+
+    def contracted(self, prior: Prior) -> int:
+        """Number of σ_i above σ0 among the distance-aware parameters."""
+        wide = self.variance.double() > prior.sigma0[prior.group] ** 2
+        return int((wide & (prior.factor[prior.group] > 0)).sum())
+
+    def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
+        """log Z(c), (M,), one row of c at a time: memory stays at P."""
+        mean, variance = self.mean.double(), self._inside(prior)
+        return torch.stack([log_expectation_terms(mean, variance, row[prior.group]).sum() for row in c])
+
+    def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
+        """σ_d² = σ²/(1 − cσ²); μ_d = μ/(1 − cσ²) with `shift`, else μ."""
+        factor = stretch(self._inside(prior), c[prior.group])
+        center = self.mean * factor.square() if shift else self.mean.double()
+        return (center + (draws - self.mean) * factor).to(draws.dtype)
+
+    def _inside(self, prior: Prior) -> Tensor:
+        return torch.minimum(self.variance.double(), prior.sigma0[prior.group] ** 2)
+
+
+@dataclass(frozen=True, eq=False)
+class FullGaussian:
+    """N(μ, Σ) with a full covariance.
+
+    One group of parameters carries the distance (set A): everything follows from one eigendecomposition
+    Σ_AA = U diag(λ) Uᵀ, made on first use. The weight touches θ_A alone, so p(θ_rest | θ_A) stays: a draw's A-part
+    is stretched along U, and the rest follows by Σ_{rest,A} Σ_AA⁻¹. With several groups the decomposition of
+    C^½ Σ_AA C^½ is made for each c.
+    """
+
+    mean: Tensor  # (P,)
+    covariance: Tensor  # (P, P)
+    _eigenpairs: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        p = len(self.mean)
+        if self.covariance.shape != (p, p):
+            raise ValueError(f"Expected `covariance` of shape ({p}, {p}), got {tuple(self.covariance.shape)}")
+        if not self.covariance.isfinite().all() or not torch.allclose(
+            self.covariance, self.covariance.T, atol=1e-5 * float(self.covariance.abs().max())
+        ):
+            raise ValueError("Expected a finite, symmetric `covariance`; symmetrise it with (C + C.T) / 2")
+        if self._eigen(torch.arange(p))[0].min() < -1e-6 * self.covariance.diagonal().max():
+            raise ValueError("Expected a positive semi-definite `covariance`; add a small multiple of I to it")
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draws (n, P)."""
+        eigenvalues, vectors = self._eigen(torch.arange(len(self.mean)))
+        noise = torch.randn(n, len(self.mean), generator=generator, dtype=torch.float64)
+        noise = noise.to(self.mean.device) * eigenvalues.clamp_min(0).sqrt()
+        return (self.mean + noise @ vectors.T).to(self.mean.dtype)
+
+    def contracted(self, prior: Prior) -> int:
+        """Number of eigenvalues of Σ_AA above σ0² (one group); several groups are never contracted."""
+        _, groups, eigenvalues, _ = self._aware(prior)
+        return 0 if len(groups) > 1 else int((eigenvalues > prior.sigma0[groups[0]] ** 2).sum())
+
+    def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
+        """log Z(c), (M,), in the eigenbasis."""
+        index, groups, eigenvalues, vectors = self._aware(prior)
+        mean = self.mean.double()[index]
+        if len(groups) == 1:
+            rotated, inside = vectors.T @ mean, eigenvalues.clamp_max(float(prior.sigma0[groups[0]]) ** 2)
+            return torch.stack([log_expectation_terms(rotated, inside, v).sum() for v in c[:, groups[0]]])
+        values = []
+        for row in c:
+            root, m, q = self._scaled_eigen(row, prior, index)
+            values.append(log_expectation_terms(q.T @ (root * mean), m, torch.ones_like(m)).sum())
+        return torch.stack(values)
+
+    def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
+        """δ_d = δ + Σ_{·A} Σ_AA⁻¹ (T − I) δ_A with T Σ_AA Tᵀ = (Σ_AA⁻¹ − C)⁻¹; shift: μ_d = μ + Σ_{·A} … μ_A."""
+        index, groups, eigenvalues, vectors = self._aware(prior)
+        if len(groups) == 1:
+            inside = eigenvalues.clamp_max(float(prior.sigma0[groups[0]]) ** 2)
+            m, root, q = inside * c[groups[0]], c[groups[0]].sqrt().expand(len(index)), vectors
+            contraction = torch.where(eigenvalues > 0, inside / eigenvalues, 1.0)
+        else:
+            root, m, q = self._scaled_eigen(c, prior, index)
+            contraction = torch.ones_like(m)
+        # Σ_AA⁻¹ (T − I) = C^½ Q diag((1/√(1−m) − 1)/m) Qᵀ C^½, and (1/√(1−m) − 1)/m = 1/(√(1−m)(1 + √(1−m)))
+        s = (1 - m).sqrt()
+        deviation = (draws - self.mean).double()
+        coefficient = ((deviation[:, index] * root) @ q) / (s * (1 + s))
+        if shift:
+            coefficient = coefficient + ((self.mean.double()[index] * root) @ q) / (1 - m)
+        move = (coefficient * contraction) @ q.T * root
+        return (draws + move @ self.covariance.double()[index]).to(draws.dtype)
+
+    def _aware(self, prior: Prior) -> tuple[Tensor, list[int], Tensor, Tensor]:
+        """Indices of A, its groups, and the eigenpairs of Σ_AA."""
+        groups = [g for g in range(len(prior.labels)) if prior.factor[g] > 0]
+        index = torch.nonzero(prior.factor[prior.group] > 0).flatten()
+        return index, groups, *self._eigen(index)
+
+    def _eigen(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        key = index.cpu().numpy().tobytes()
+        if key not in self._eigenpairs:
+            self._eigenpairs[key] = torch.linalg.eigh(self.covariance.double()[index][:, index])
+        return self._eigenpairs[key]
+
+    def _scaled_eigen(self, c: Tensor, prior: Prior, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        root = c[prior.group[index]].sqrt()
+        m, q = torch.linalg.eigh(root[:, None] * self.covariance.double()[index][:, index] * root)
+        if m.max() >= 1:
+            raise ValueError(
+                "The covariance is wider than the prior in a direction that mixes the parameter groups "
+                f"{[prior.labels[g] for g in range(len(prior.labels)) if prior.factor[g] > 0]}: the distance-aware "
+                "posterior does not exist there; use one group, or a smaller factor on the distance"
+            )
+        return root, m.clamp_min(0), q

@@ -1,0 +1,157 @@
+"""Calibration losses: what a good φ makes small, one value per calibration input.
+
+A loss is called once with the `Problem` and returns a function of the factor g(φ), so that what does not depend on φ
+is done once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dapcal.adjust.base import base_ensemble
+from dapcal.adjust.reweight import ClosedForm
+from dapcal.adjust.transport import Transport
+from dapcal.data import Labelled
+from dapcal.likelihoods import _Classes
+from dapcal.posteriors.gaussian import prior_of
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
+
+if TYPE_CHECKING:
+    from dapcal.distances import Space
+
+
+class Problem(NamedTuple):
+    """What a loss may look at."""
+
+    posterior: Posterior
+    x: Tensor  # calibration inputs x_j*, (N, ...)
+    y: Tensor | None  # their targets, where there are any
+    pre_distance: Tensor  # d0, (N,)
+    adjusted: Adjusted  # d -> the posterior adjusted at x
+    train: Labelled
+    held_out: Labelled  # the half that chooses φ
+    adjust: Adjustment
+    spaces: tuple[Space, ...]  # what the distance is fitted from
+
+
+class Loss(Protocol):
+    """A calibration loss."""
+
+    def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
+        """A function from the factor g to one loss per input, (N,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """The paper's loss ‖U_φ(x_j*) − γ‖² (eq. calib_loss).
+
+    Classification: U is the predictive mean, γ = 1/K in every class. Regression: U is the epistemic variance,
+    γ = `times` the 95 % quantile of the epistemic variances at the training inputs, per target.
+
+    Args:
+        gamma: another target than these.
+        times: factor on the quantile in regression.
+
+    """
+
+    gamma: float | tuple[float, ...] | None = None
+    times: float = 10.0
+
+    def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
+        """Squared distance from the target."""
+        likelihood = problem.posterior.likelihood
+        classes = isinstance(likelihood, _Classes)
+        base = problem.adjusted(torch.zeros_like(problem.pre_distance))
+        if self.gamma is not None:
+            gamma = torch.tensor(self.gamma, dtype=torch.float64, device=base.outputs.device)
+        elif classes:
+            gamma = torch.tensor(1 / base.conditional.mean.shape[-1], dtype=torch.float64)
+        else:
+            gamma = self.times * torch.quantile(epistemic_on(problem.posterior, problem.train.x), 0.95, dim=0)
+        noise = likelihood.aleatoric(base)
+
+        def at(factor: float) -> Tensor:
+            ensemble = problem.adjusted(factor * problem.pre_distance)
+            if classes:
+                return ((likelihood.mean(ensemble) - gamma) ** 2).sum(-1)
+            total = likelihood.variance(ensemble)
+            return ((total - torch.minimum(noise, total) - gamma) ** 2).sum(-1)
+
+        return at
+
+
+@dataclass(frozen=True)
+class LogPredictive:
+    """−log p(y_j* | x_j*, data): the predictive density of labelled calibration inputs."""
+
+    def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
+        """Negative log predictive."""
+        likelihood, y = problem.posterior.likelihood, _labels(problem, "LogPredictive")
+        return lambda factor: -likelihood.log_prob(problem.adjusted(factor * problem.pre_distance), y)
+
+
+@dataclass(frozen=True)
+class LogMarginal:
+    """−log p(y_j* | x_j*) with θ from the distance-aware prior N(0, (σ0 + d)² I), by Monte Carlo.
+
+    Args:
+        draws: from the prior.
+        seed: of the draws.
+
+    """
+
+    draws: int = 200
+    seed: int = 0
+
+    def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
+        """The prior is a Gaussian posterior too: Transport moves it."""
+        if not isinstance(problem.posterior, NetworkPosterior):
+            raise ValueError("LogMarginal needs a posterior over a network's parameters with a prior scale")
+        y = _labels(problem, "LogMarginal")
+        prior = prior_of(problem.posterior, self.draws, self.seed)
+        adjusted = Transport()(prior, problem.x)
+        likelihood = prior.likelihood
+        return lambda factor: -likelihood.log_prob_mixture(adjusted(factor * problem.pre_distance), y)
+
+
+@dataclass(frozen=True)
+class EmpiricalBayes:
+    """−[log Z(c_j) − Σ_g n_g log((σ0_g + d_j)/σ0_g)]: minus the log ratio of the evidences p(y|x_j*,x)/p(y|x)."""
+
+    def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
+        """Closed form of a Gaussian posterior; no forward pass at all."""
+        log_z, prior = ClosedForm()(problem.posterior), problem.posterior.prior
+        assert prior is not None
+
+        def at(factor: float) -> Tensor:
+            distance = factor * problem.pre_distance
+            return (prior.log_widening(distance) * prior.sizes).sum(1) - log_z(distance)
+
+        return at
+
+
+def epistemic_on(posterior: Posterior, x: Tensor, batch_size: int = 2048) -> Tensor:
+    """Epistemic variance of the base posterior at many inputs, in batches, (N, K)."""
+    likelihood = posterior.likelihood
+
+    def variance(ensemble: Ensemble) -> Tensor:
+        return likelihood.variance(ensemble) - likelihood.aleatoric(ensemble)
+
+    batches = x.split(batch_size)
+    return torch.cat([variance(base_ensemble(likelihood, posterior.outputs(batch))) for batch in batches])
+
+
+def _labels(problem: Problem, loss: str) -> Tensor:
+    if problem.y is None:
+        raise ValueError(
+            f"{loss} needs targets for the calibration inputs, and these OOD inputs have none; give "
+            "ood=(inputs, targets), or use the loss Target()"
+        )
+    return problem.y

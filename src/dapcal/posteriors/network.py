@@ -1,0 +1,78 @@
+"""The posterior over a network's parameters that all parametric methods return."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.gaussians import Gaussian
+from dapcal.likelihoods import Likelihood
+from dapcal.networks import Layout, evaluate
+from dapcal.prior import Aware, Prior, make_prior
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkPosterior:
+    """Draws of a network's parameters, with moments where they come from a Gaussian.
+
+    Attributes:
+        model: a frozen copy of the network; its own weights are never used.
+        likelihood: p(y | outputs), with what was learnt (noise level).
+        layout: names and shapes of the random parameters.
+        draws: (S, P).
+        center: the random parameters of the network that stands for the posterior, (P,).
+        shared: parameters and buffers that are the same in every draw.
+        buffers: buffers that differ between draws (batch-norm statistics of an ensemble), each (S, ...).
+        gaussian: moments over the flat vector, or None.
+        prior: σ0 and distance factors per parameter group, or None where σ0 has no meaning.
+
+    """
+
+    model: nn.Module
+    likelihood: Likelihood
+    layout: Layout
+    draws: Tensor
+    center: Tensor
+    shared: dict[str, Tensor]
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    gaussian: Gaussian | None = None
+    prior: Prior | None = None
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs of all draws, (S, N, C)."""
+        return self.outputs_at(self.draws, x)
+
+    def outputs_at(self, draws: Tensor, x: Tensor) -> Tensor:
+        """Outputs of other parameter vectors (S, P) in place of the draws."""
+        return evaluate(self.model, {**self.layout.unflatten(draws), **self.buffers}, self.shared, x)
+
+    @cached_property
+    def network(self) -> nn.Module:
+        """The network at the center: MAP, posterior mean, or first member."""
+        module = copy.deepcopy(self.model)
+        first = {name: stacked[0] for name, stacked in self.buffers.items()}
+        own = {**self.shared, **self.layout.unflatten(self.center), **first}
+        with torch.no_grad():
+            for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+                tensor.copy_(own[name])
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in self.layout.names)
+        return module
+
+    @property
+    def squared_norms(self) -> Tensor | None:
+        """‖θ_s‖² per group of the prior, (S, G)."""
+        if self.prior is None:
+            return None
+        squares = self.draws.double() ** 2
+        zeros = torch.zeros(len(self.draws), len(self.prior.labels), dtype=torch.float64, device=squares.device)
+        return zeros.index_add(1, self.prior.group.to(squares.device), squares)
+
+    def with_prior(self, prior_scale: float | Mapping[str, float], aware: Aware = "*") -> NetworkPosterior:
+        """The same draws under another σ0 or with other distance-aware parameters."""
+        return replace(self, prior=make_prior(self.layout.sizes, prior_scale, aware, self.draws.device))

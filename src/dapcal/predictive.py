@@ -1,0 +1,174 @@
+"""Prediction: everything that is asked of a distance-aware prediction, from weighted outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from dapcal.diagnostics import Diagnostics, effective_sample_size, pareto_k, total_weight
+from dapcal.likelihoods import Interval, Likelihood, _Classes, expectation
+from dapcal.types import Ensemble
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A predictive distribution at N inputs, and how far they are from the training data.
+
+    Uncertainty is split so that distance adds epistemic uncertainty alone: the aleatoric part is what the base draws
+    say, and never more than the total.
+
+    Attributes:
+        likelihood: p(y | outputs).
+        ensemble: the posterior adjusted to the inputs' distances.
+        base_ensemble: the posterior as it was.
+        pre_distance: d0, (N,).
+        distance: d = g(φ) d0, (N,).
+        ood_score: combined evidence that an input is out of distribution, higher = further out, (N,).
+        ood_p_value: conformal p-value of that score among held-out inputs, (N,).
+        contracted: parameters wider than the prior, see `Diagnostics`.
+        is_joint: whether the inputs were taken as one set.
+
+    """
+
+    likelihood: Likelihood
+    ensemble: Ensemble
+    base_ensemble: Ensemble
+    pre_distance: Tensor
+    distance: Tensor
+    ood_score: Tensor
+    ood_p_value: Tensor
+    contracted: int = 0
+    is_joint: bool = False
+
+    def __len__(self) -> int:
+        return self.ensemble.outputs.shape[1]
+
+    @property
+    def base(self) -> Prediction:
+        """The prediction before the adjustment, for comparison."""
+        return replace(self, ensemble=self.base_ensemble, distance=torch.zeros_like(self.distance))
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Predictive mean: class probabilities (N, K) or expected targets (N, K)."""
+        return self._like_outputs(self.likelihood.mean(self.ensemble))
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities, (N, K)."""
+        if not isinstance(self.likelihood, _Classes):
+            raise TypeError("`probs` is for classification; regression has `mean` and `variance`")
+        return self.mean
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Total predictive variance: 1 − Σ p² for classes (N,), per target (N, K) in regression."""
+        return self._like_outputs(self._total)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """The part of `variance` that more data would not remove."""
+        return self._like_outputs(self._aleatoric)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """The part of `variance` that comes from not knowing the parameters."""
+        return self._like_outputs(self._total - self._aleatoric)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the predictive distribution (differential in regression), (N,)."""
+        return self._like_outputs(self.likelihood.entropy(self.ensemble))
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """Epistemic part of the entropy: entropy − min(E[H[y | θ]] of the base draws, entropy), (N,)."""
+        entropy = self.likelihood.entropy(self.ensemble)
+        expected = self.likelihood.expected_entropy(self.base_ensemble)
+        return self._like_outputs(entropy - torch.minimum(expected, entropy))
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """Central predictive interval that holds the target with probability `level` (regression)."""
+        lower, upper = self.likelihood.interval(self.ensemble, _check_level(level))
+        return Interval(self._like_outputs(lower), self._like_outputs(upper))
+
+    def prediction_set(self, level: float = 0.95) -> Tensor:
+        """Smallest set of classes with probability at least `level`, as a mask (N, K)."""
+        probabilities, order = self.probs.sort(-1, descending=True)
+        before = probabilities.cumsum(-1) - probabilities
+        return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < _check_level(level))
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """log predictive probability of labels, or log density of targets under the Gaussian of the moments, (N,)."""
+        return self._like_outputs(self.likelihood.log_prob(self.ensemble, self._check(y)))
+
+    def log_prob_mixture(self, y: Tensor) -> Tensor:
+        """log Σ_s w_s p(y | θ_s), (N,): in regression the mixture over draws, in classification as `log_prob`."""
+        return self._like_outputs(self.likelihood.log_prob_mixture(self.ensemble, self._check(y)))
+
+    def log_prob_joint(self, y: Tensor) -> Tensor:
+        """log Σ_s w_s Π_n p(y_n | θ_s), a scalar: the density of all targets as one set (`Calibrated.joint`)."""
+        if not self.is_joint:
+            raise ValueError("A joint density needs one distance for the whole set; predict with calibrated.joint(x)")
+        if self.ensemble.spread.any():
+            raise ValueError(
+                "A closed-form spread has no joint density over inputs; calibrate with adjust=Inflate(drawn=True)"
+            )
+        density = self.likelihood.log_likelihood(self.ensemble.outputs.double(), self._check(y))
+        return torch.logsumexp(self.ensemble.log_weights[:, 0] + density.sum(1), 0)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """N labels (n, N) or targets (n, N, K) for every input, drawn from the predictive distribution."""
+        total = total_weight(self.ensemble.log_weights)
+        if not torch.allclose(total, torch.ones_like(total), atol=1e-6):
+            raise ValueError(
+                "The weights do not sum to one, so there is no distribution to draw from; use Reweight(complete=True), "
+                "Reweight(normalise=True) or another adjustment"
+            )
+        drawn = self.likelihood.sample(self.ensemble, n, generator or torch.Generator().manual_seed(torch.seed()))
+        return self._like_outputs(drawn) if drawn.is_floating_point() else drawn
+
+    def expect(self, statistic: Callable[[Tensor], Tensor]) -> Tensor:
+        """E[f(θ)] for a statistic of the outputs, outputs (S, N, C) -> (S, N, ...) (paper, eq. pred_stats)."""
+        if self.ensemble.spread.any():
+            raise ValueError(
+                "A closed-form spread has no draws to average a statistic over; calibrate with "
+                "adjust=Inflate(drawn=True)"
+            )
+        return self._like_outputs(expectation(self.ensemble, statistic(self.ensemble.outputs).double()))
+
+    @cached_property
+    def diagnostics(self) -> Diagnostics:
+        """Effective sample size, total weight and Pareto k̂ per input."""
+        weights = self.ensemble.log_weights
+        return Diagnostics(
+            ess=self._like_outputs(effective_sample_size(weights)),
+            total_weight=self._like_outputs(total_weight(weights)),
+            pareto_k=self._like_outputs(pareto_k(weights)),
+            contracted=self.contracted,
+        )
+
+    @cached_property
+    def _total(self) -> Tensor:
+        return self.likelihood.variance(self.ensemble)
+
+    @cached_property
+    def _aleatoric(self) -> Tensor:
+        return torch.minimum(self.likelihood.aleatoric(self.base_ensemble), self._total)
+
+    def _check(self, y: Tensor) -> Tensor:
+        return self.likelihood.check(self.ensemble.outputs, y.to(self.ensemble.outputs.device))
+
+    def _like_outputs(self, value: Tensor) -> Tensor:
+        dtype = self.ensemble.outputs.dtype
+        return value.to(torch.promote_types(dtype, torch.float32))
+
+
+def _check_level(level: float) -> float:
+    if not 0 < level < 1:
+        raise ValueError(f"Expected `level` between 0 and 1, got {level}")
+    return level

@@ -1,0 +1,118 @@
+"""A scalar search that does not miss the minimum of a non-convex loss: a wide grid, then finer ones around the best."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dapcal.types import DapcalWarning, Scale
+
+
+class Curve(NamedTuple):
+    """All values of φ that were tried, ascending, with the loss and the held-out negative log-likelihood."""
+
+    phi: Tensor  # (M,)
+    loss: Tensor  # (M,)
+    nll: Tensor  # (M,)
+    base_loss: float  # without adjustment
+    base_nll: float
+    guard: float  # NLL above which a φ is refused; inf without a guard
+
+
+class Point(NamedTuple):
+    """Loss and held-out NLL at one factor g(φ)."""
+
+    loss: float
+    nll: float
+
+
+def search(
+    evaluate: Callable[[float], Point],
+    scale: Scale,
+    unit: float,
+    guard: float | None,
+    candidates: int = 100,
+    span: tuple[float, float] = (1e-8, 1e6),
+    rounds: int = 3,
+) -> tuple[float, Curve]:
+    """φ of the smallest loss among those whose held-out NLL is within `guard` of the uncalibrated one.
+
+    Args:
+        evaluate: loss and NLL at a factor g.
+        scale: g.
+        unit: factor at which typical out-of-distribution inputs are one prior scale away; the grid spans
+            `span` times it, evenly in its logarithm.
+        guard: tolerated rise of the NLL in nats; None for no guard.
+        candidates: size of the first grid.
+        span: see `unit`.
+        rounds: refinements; each divides the interval around the best φ by five.
+
+    """
+    base = evaluate(0.0)
+    limit = math.inf if guard is None else base.nll + guard
+    steps = torch.linspace(math.log(span[0]), math.log(span[1]), candidates, dtype=torch.float64)
+    grid = scale.inverse(torch.exp(steps + math.log(unit)))
+    grid = grid[grid.isfinite()].unique()
+    if len(grid) < 3:
+        raise ValueError(
+            f"The scale {scale} reaches no useful factors (typical ones lie around {unit:.3g}); use a larger upper end "
+            "or dapcal.scales.Exp()"
+        )
+    tried: dict[float, Point] = {
+        phi: evaluate(float(scale(torch.tensor(phi, dtype=torch.float64)))) for phi in grid.tolist()
+    }
+    first, last = float(grid[0]), float(grid[-1])
+    best = _best(tried, limit)
+    if best is None:
+        raise ValueError(
+            f"No φ keeps the held-out NLL within {guard} nats of its uncalibrated value {base.nll:.4g} (the smallest "
+            f"found is {min(p.nll for p in tried.values()):.4g}); raise `guard`, or set guard=None"
+        )
+    for _ in range(rounds):
+        known = sorted(tried)
+        place = known.index(best)
+        lower, upper = known[max(place - 1, 0)], known[min(place + 1, len(known) - 1)]
+        for phi in torch.linspace(lower, upper, 11, dtype=torch.float64)[1:-1].tolist():
+            if phi not in tried:
+                tried[phi] = evaluate(float(scale(torch.tensor(phi, dtype=torch.float64))))
+        best = _best(tried, limit) or best
+    _warn_at_edge(best, first, last, base)
+    phis = sorted(tried)
+    curve = Curve(
+        phi=torch.tensor(phis, dtype=torch.float64),
+        loss=torch.tensor([tried[p].loss for p in phis], dtype=torch.float64),
+        nll=torch.tensor([tried[p].nll for p in phis], dtype=torch.float64),
+        base_loss=base.loss,
+        base_nll=base.nll,
+        guard=limit,
+    )
+    return best, curve
+
+
+def _best(tried: dict[float, Point], limit: float) -> float | None:
+    """Smallest loss within the limit; the smaller φ among equals."""
+    allowed = [phi for phi in sorted(tried) if tried[phi].nll <= limit and not math.isnan(tried[phi].loss)]
+    return min(allowed, key=lambda phi: tried[phi].loss) if allowed else None
+
+
+def _warn_at_edge(best: float, first: float, last: float, base: Point) -> None:
+    if best == first:
+        warnings.warn(
+            f"No distance improves the calibration loss (uncalibrated {base.loss:.4g}): φ = {best:.3g} is the lower "
+            "edge of the search, where the posterior is left as it was. Check the OOD inputs (`ood`), or loosen the "
+            "guard",
+            DapcalWarning,
+            stacklevel=4,
+        )
+    elif best == last:
+        warnings.warn(
+            f"The calibration loss still falls at the upper edge of the search, φ = {best:.3g}: it has no inner "
+            "minimum. Set a guard (e.g. guard=0.01), or another loss",
+            DapcalWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,177 @@
+"""Which spaces count: a distance is evidence only where it is informative.
+
+In pixel space smooth images are near everything, and SVHN lies nearer to CIFAR-10 than CIFAR-10's own test images. So
+a space is used where its distance predicts the model's own errors on held-out inputs, or where simple synthetic
+outliers come out farther than held-out inputs: at least one kind clearly, and none nearer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
+
+from dapcal.adjust.base import base_ensemble
+from dapcal.data import Labelled
+from dapcal.distances import Distance, FittedSpace, Space, fit_radius
+from dapcal.likelihoods import _Classes
+from dapcal.ood_inputs import FEWEST
+from dapcal.projectors import Features, Identity, last_linear
+from dapcal.types import DapcalWarning, Posterior
+
+LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
+THRESHOLD = 0.6  # AUROC from which a space counts as informative
+NEARER = 0.45  # AUROC of synthetic outliers under which they count as nearer than held-out inputs
+_PROBES = 1000  # held-out inputs that the tests look at
+
+
+class Judged(NamedTuple):
+    """Spaces that count, fitted; further ones as evidence for the OOD score; what was found, in words."""
+
+    spaces: tuple[Space, ...]
+    distance: Distance
+    further: tuple[FittedSpace, ...]
+    notes: tuple[str, ...]
+
+
+def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius: float | None = 0.9) -> Judged:
+    """The default distance: features and inputs, each only where it is informative.
+
+    Args:
+        posterior: whose network gives the features.
+        train: training inputs.
+        held_out: in-distribution data that the posterior was not fitted to.
+        radius: quantile of held-out distances inside which d0 = 0.
+
+    """
+    candidates = _candidates(posterior, train, radius)
+    hardness = _hardness(posterior, held_out)
+    outliers = _synthetic(train, held_out.x[:_PROBES])
+    found: list[tuple[float, Space, FittedSpace]] = []
+    notes = []
+    for space in candidates:
+        fitted = Space(space.projector, space.metric, None, space.name).fit(train, held_out.x, posterior)
+        raw = fitted.raw(held_out.x)
+        own = _errors_predicted(raw, hardness, isinstance(posterior.likelihood, _Classes))
+        inside = raw[:_PROBES]
+        separated = {kind: auroc(fitted.raw(x), inside) for kind, x in outliers.items()}
+        synthetic = max(separated.values()) if min(separated.values()) >= NEARER else min(separated.values())
+        if radius is not None:
+            fitted = FittedSpace(space.name, fitted.projector, fitted.metric, fit_radius(raw, radius, space.name))
+        found.append((max(own, synthetic), space, fitted))
+        outcome = ", ".join(f"{kind} {value:.2f}" for kind, value in separated.items())
+        notes.append(
+            f"distance between {space.name}: AUROC for the model's own errors {own:.2f}, for synthetic outliers: {outcome}"
+        )
+    chosen = [entry for entry in found if entry[0] >= THRESHOLD]
+    if not chosen:
+        chosen = [max(found, key=lambda entry: entry[0])]
+        warnings.warn(
+            f"No distance is informative on held-out inputs ({'; '.join(notes)}); using {chosen[0][1].name} all the "
+            "same. Give a better projector with distance=Space(projector=...)",
+            DapcalWarning,
+            stacklevel=3,
+        )
+    notes.append(f"distances used: {', '.join(space.name for _, space, _ in chosen)}")
+    further: tuple[FittedSpace, ...] = ()
+    if any(isinstance(space.projector, Features) for _, space, _ in chosen):
+        unit = Space(Features(unit=True), radius=None, name="normalised features")
+        further = (unit.fit(train, held_out.x, posterior),)
+    return Judged(
+        spaces=tuple(space for _, space, _ in chosen),
+        distance=Distance(tuple(fitted for _, _, fitted in chosen)),
+        further=further,
+        notes=tuple(notes),
+    )
+
+
+def auroc(positive: Tensor, negative: Tensor) -> float:
+    """P(positive > negative) + ½ P(equal).
+
+    >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+    0.875
+    """
+    ordered = negative.sort().values
+    below = torch.searchsorted(ordered, positive, right=False)
+    upto = torch.searchsorted(ordered, positive, right=True)
+    return float((below + upto).double().mean() / (2 * len(negative)))
+
+
+def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> list[Space]:
+    spaces = []
+    if posterior.network is not None:
+        try:
+            layer = last_linear(posterior.network, train[:1], posterior)
+        except ValueError:  # no linear layer: inputs alone
+            layer = None
+        first = layer is not None and posterior.network.get_submodule(layer) is _first_layer(posterior.network)
+        if layer is not None and not first:  # what enters the first layer are the inputs
+            spaces.append(Space(Features(layer), radius=radius, name="features"))
+    if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point()):
+        spaces.append(Space(Identity(), radius=radius, name="inputs"))
+    return spaces
+
+
+def _first_layer(network: torch.nn.Module) -> torch.nn.Module | None:
+    return next((m for m in network.modules() if any(True for _ in m.parameters(False))), None)
+
+
+def _hardness(posterior: Posterior, held_out: Labelled) -> Tensor:
+    """How wrong the base posterior is: 1 for misclassified inputs, |error| in regression, (N,)."""
+    likelihood = posterior.likelihood
+    base = base_ensemble(likelihood, posterior.outputs(held_out.x))
+    y = held_out.y.to(base.outputs.device)
+    if not isinstance(likelihood, _Classes):
+        return (likelihood.mean(base) - y).abs().mean(-1)
+    wrong = likelihood.mean(base).argmax(-1) != y
+    if FEWEST <= int(wrong.sum()) <= len(wrong) - FEWEST:
+        return wrong.double()
+    surprise = -likelihood.log_prob(base, y)
+    return (surprise >= surprise.quantile(0.7)).double()
+
+
+def _errors_predicted(raw: Tensor, hardness: Tensor, classes: bool) -> float:
+    """AUROC of the distance for errors; in regression (1 + rank correlation with |error|)/2."""
+    if classes:
+        wrong = hardness > 0
+        return auroc(raw[wrong], raw[~wrong]) if wrong.any() and not wrong.all() else 0.5
+    ranks = torch.stack([raw.double(), hardness.double().to(raw.device)]).argsort(1).argsort(1).double()
+    if ranks.shape[1] < 3 or not raw.var() > 0:
+        return 0.5
+    return float((1 + torch.corrcoef(ranks)[0, 1]) / 2)
+
+
+def _synthetic(train: Tensor, held_out: Tensor) -> dict[str, Tensor]:
+    """Simple outliers made of held-out inputs."""
+    generator = torch.Generator().manual_seed(0)
+    n = len(held_out)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator).to(held_out.device, train.dtype)
+
+    low, high = train.amin(0), train.amax(0)
+    if not train.is_floating_point():
+        return {"shuffled": _shuffled(held_out, generator)}
+    if held_out.ndim == 4 and min(held_out.shape[2:]) >= 4:
+        size = held_out.shape[2:]
+        small = avg_pool2d(held_out, max(2, min(size) // 4))
+        return {
+            "blurred": interpolate(small, size=size, mode="bilinear", align_corners=False),
+            "constant": (low.amin() + uniform(n, 1, 1, 1) * (high.amax() - low.amin())).expand_as(held_out),
+            "noise": low.amin() + uniform(*held_out.shape) * (high.amax() - low.amin()),
+            "mixed": 0.5 * (held_out + held_out.flip(0)),
+        }
+    noise = low + (1.5 * uniform(*held_out.shape) - 0.25) * (high - low)
+    if held_out[0].numel() == 1:
+        return {"noise": noise}
+    return {"noise": noise, "shuffled": _shuffled(held_out, generator)}
+
+
+def _shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Every column in an order of its own."""
+    flat = x.flatten(1)
+    order = torch.rand(flat.shape, generator=generator).argsort(0).to(x.device)
+    return flat.gather(0, order).reshape(x.shape)

@@ -1,0 +1,44 @@
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dapcal.likelihoods import Categorical
+from dapcal.posteriors import gaussian
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def classifier() -> nn.Module:
+    """A small fixed network with three classes on two inputs."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def posterior(classifier: nn.Module):
+    """A diagonal Gaussian posterior around that network."""
+    scale = {n: torch.full_like(p, 0.3) for n, p in classifier.named_parameters()}
+    return gaussian.diagonal(classifier, Categorical(), scale, draws=30, seed=1)
+
+
+@pytest.fixture
+def blobs(generator: torch.Generator):
+    """Three clusters of labelled points: train (150) and held-out (120)."""
+    centers = torch.tensor([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
+
+    def draw(n: int):
+        y = torch.arange(n) % 3
+        return centers[y] + 0.4 * torch.randn(n, 2, generator=generator), y
+
+    return draw(150), draw(120)
