@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test format clean
+.PHONY: demo test format results clean
 
 demo: $(STAMP)
 	$(VENV)/bin/dapcal demo
@@ -13,6 +13,13 @@ test: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest
+
+results: $(STAMP)  # the toy experiments' numbers, the README's table and its picture
+	$(VENV)/bin/dapcal demo --out build/results
+	mkdir -p results docs
+	cp build/results/two-moons.json build/results/sinusoid.json results/
+	cp build/results/two-moons-confidence.png docs/
+	$(VENV)/bin/python -m dapcal.experiments.tables results README.md
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

@@ -9,7 +9,7 @@ from torch import nn
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import gaussian
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they give
 
 
 @pytest.fixture

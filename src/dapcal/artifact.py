@@ -61,6 +61,7 @@ _GIVEN_AGAIN = {"model": "model", "function": "model", "projector": "projector",
 def save(calibrated: Calibrated, path: str | Path) -> None:
     """Write the file, complete or not at all."""
     tensors: dict[str, Tensor] = {}
+    _check_features(calibrated)
     tree = _pack(calibrated, "calibrated", tensors)
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree})
     metadata = {"dapcal": description, "sha256": _digest(description, tensors)}
@@ -87,16 +88,29 @@ def load(
         model: the network (its weights do not matter), or the function of `StackedPredictions`.
         projector: the callable, where the distance uses one of your own; several by the name of their space.
         likelihood: where it is one of your own.
-
     """
     description, tensors = _read(Path(path))
-    reader = _Reader(tensors, model, projector, likelihood, _device_of(model))
+    reader = _Reader(tensors, model, projector, likelihood, _device_of(model), path)
     calibrated = reader.unpack(description["tree"], "calibrated")
     if not isinstance(calibrated, Calibrated):
         raise ValueError(f"{path} does not hold a calibrated posterior")
-    if isinstance(calibrated.posterior, NetworkPosterior):
-        _check_model(calibrated.posterior, path)
     return calibrated
+
+
+def _check_features(calibrated: Calibrated) -> None:
+    """Features are stored by their layer's name, so their network must be the posterior's."""
+    for space in (*calibrated.distance.spaces, *calibrated.evidence.further):
+        own, network = space.projector, calibrated.posterior.network
+        if isinstance(own, projectors.LayerFeatures) and (network is None or not _same_weights(own.network, network)):
+            raise TypeError(
+                f"Cannot store features of a network that is not the posterior's ({space.name}); wrap them in a "
+                "function of your own, which is given again at loading"
+            )
+
+
+def _same_weights(one: nn.Module, two: nn.Module) -> bool:
+    a, b = one.state_dict(), two.state_dict()
+    return set(a) == set(b) and all(a[n].shape == b[n].shape and torch.equal(a[n], b[n]) for n in a)
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -143,8 +157,16 @@ class _Reader:
     """Builds objects from the tree; networks that features come from are the posterior's own."""
 
     def __init__(
-        self, tensors: dict[str, Tensor], model: Any, projector: Any, likelihood: Any, device: torch.device
+        self,
+        tensors: dict[str, Tensor],
+        model: Any,
+        projector: Any,
+        likelihood: Any,
+        device: torch.device,
+        path: str | Path,
     ) -> None:
+        self.path = path
+        self.labels: set[str] = set()  # of projectors of the user's own
         self.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.model, self.projector, self.likelihood = model, projector, likelihood
         self.posterior: NetworkPosterior | None = None
@@ -171,6 +193,7 @@ class _Reader:
             raise ValueError(f"The file holds an unknown part {node.get('kind')!r} at {path}")
         built = kind(**{name: self.unpack(part, f"{path}.{name}") for name, part in node["fields"].items()})
         if isinstance(built, NetworkPosterior):
+            _check_model(built, self.path)  # before features ask for its network
             self.posterior = built
         return built
 
@@ -179,6 +202,13 @@ class _Reader:
         if what == "model":
             return frozen_copy(self.model) if isinstance(self.model, nn.Module) and label == "model" else self.model
         given = self.projector if what == "projector" else self.likelihood
+        if what == "projector" and not isinstance(given, Mapping):
+            self.labels.add(label)
+            if len(self.labels) > 1:
+                raise ValueError(
+                    "This file was saved with several projectors of your own; pass them by the name of their space: "
+                    f"projector={{{', '.join(f'{name!r}: ...' for name in sorted(self.labels))}}}"
+                )
         if isinstance(given, Mapping):
             given = given.get(label)
         if given is None:
@@ -200,7 +230,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is truncated or no artefact of dapcal's ({error}); save it again") from error
-    description = json.loads(metadata["dapcal"])
+    try:
+        description = json.loads(metadata["dapcal"])
+    except ValueError:
+        description = None
+    if not isinstance(description, dict):
+        raise ValueError(f"{path} was changed after it was saved (its description is no JSON object); save it again")
     if description.get("version") != VERSION:
         raise ValueError(
             f"{path} has format version {description.get('version')}, this dapcal reads version {VERSION}; "
@@ -215,6 +250,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_model(posterior: NetworkPosterior, path: str | Path) -> None:
+    if not isinstance(posterior.model, nn.Module):
+        raise TypeError(f"{path} holds draws of a network's parameters; pass an nn.Module as `model`")
     own = dict([*posterior.model.named_parameters(), *posterior.model.named_buffers()])
     stored = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
     stored |= {n: tuple(t.shape) for n, t in posterior.shared.items()}

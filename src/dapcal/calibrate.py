@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from dapcal.adjust import Inflate
-from dapcal.adjust.base import base_ensemble
+from dapcal.adjust.base import base_ensemble, outputs_with_spread
 from dapcal.adjust.reweight import Reweight
 from dapcal.data import Data, Labelled, check_inputs, gather, split
-from dapcal.diagnostics import effective_sample_size, pareto_k
-from dapcal.distances import Distance, FittedSpace, Space, fit_distance
+from dapcal.diagnostics import effective_sample_size, importance_of, pareto_k
+from dapcal.distances import Distance, FittedSpace, Space, fit_distance, stack_on_first
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
+from dapcal.gap import GapCrossValidation
 from dapcal.likelihoods import _Classes
 from dapcal.losses import Loss, Problem, Target
 from dapcal.ood_inputs import Chosen, Given, Misclassified, OODInputs
@@ -68,9 +69,18 @@ def calibrate(
 
     Returns:
         What the user keeps: call it on inputs.
-
     """
+    for name, option in (("adjust", adjust), ("loss", loss), ("scale", scale)):
+        if isinstance(option, type):
+            raise TypeError(
+                f"Expected `{name}` as an object, got the class {option.__name__}; write {option.__name__}()"
+            )
     adjust, loss, scale = adjust or Inflate(), loss or Target(), scale or Exp()
+    if temperature and isinstance(loss, GapCrossValidation):
+        raise ValueError(
+            "temperature=True does not reach the posteriors that gap cross-validation refits; calibrate the likelihood "
+            "inside `refit`"
+        )
     train_data, held = gather(train, "train"), gather(held_out, "held_out")
     check_inputs(held.x, "held_out", like=train_data.x)
     if len(held.x) < 4:
@@ -83,9 +93,20 @@ def calibrate(
         judged = informative(posterior, train_data.x, first)
         spaces, fitted, further, notes = judged.spaces, judged.distance, judged.further, judged.notes
     else:
-        spaces = (distance,) if isinstance(distance, Space) else tuple(distance)
+        several = (distance,) if isinstance(distance, Space) else distance
+        if not isinstance(several, tuple | list) or not all(isinstance(space, Space) for space in several):
+            raise TypeError(
+                f"Expected `distance` as a dapcal.distances.Space or several, got {type(distance).__name__}; wrap a "
+                "projector in Space(projector)"
+            )
+        spaces = tuple(several)
         fitted, further, notes = fit_distance(spaces, train_data.x, first.x, posterior), (), ()
     adjusted_first = adjust(posterior, first.x)
+    if not posterior.likelihood.location_variance(adjusted_first(torch.zeros(len(first.x))).outputs).any():
+        raise ValueError(
+            "All draws give the same outputs at all held-out inputs: there is no spread to inflate, move or weight. "
+            "Check that the posterior's draws differ"
+        )
     raw_first = fitted.raw(first.x)
     d0_first = fitted.combine(raw_first)
     chosen = _calibration_inputs(ood, posterior, train_data, first, fitted, d0_first)
@@ -103,10 +124,9 @@ def calibrate(
         spaces=spaces,
     )
     loss_at = loss(problem)
-    labels = first.y.to(d0_first.device)
 
     def evaluate(factor: float) -> Point:
-        log_prob = posterior.likelihood.log_prob(adjusted_first(factor * d0_first), labels)
+        log_prob = posterior.likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
         return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()))
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
@@ -140,7 +160,6 @@ class Calibrated:
         curve: loss and held-out NLL over φ.
         notes: what was decided on the way, in words.
         example: one training input, for the shape and dtype that inputs must have.
-
     """
 
     posterior: Posterior
@@ -198,8 +217,8 @@ class Calibrated:
             base_ensemble=base,
             pre_distance=pre_distance,
             distance=distance,
-            ood_score=score,
-            ood_p_value=self.evidence.p_value(score),
+            ood_score=score.to(ensemble.outputs.dtype),
+            ood_p_value=self.evidence.p_value(score).to(ensemble.outputs.dtype),
             contracted=0 if gaussian is None or prior is None else gaussian.contracted(prior),
             is_joint=is_joint,
         )
@@ -224,7 +243,7 @@ def in_domain(posterior: Posterior, held_out: Labelled) -> Posterior:
 
 def _check_targets(posterior: Posterior, train: Labelled, held_out: Labelled) -> tuple[Labelled, Labelled]:
     """Targets in the shape the likelihood wants; every held-out class was seen in training."""
-    one = posterior.outputs(train.x[:1])[0]  # (1, C)
+    one = outputs_with_spread(posterior, train.x[:1])[0]  # (1, C)
     likelihood = posterior.likelihood
     train = Labelled(train.x, likelihood.check(one.expand(len(train.x), -1), train.y.to(one.device)))
     held_out = Labelled(held_out.x, likelihood.check(one.expand(len(held_out.x), -1), held_out.y.to(one.device)))
@@ -296,12 +315,13 @@ def _fit_evidence(
 
 
 def _raw_in(spaces: tuple[FittedSpace, ...], x: Tensor) -> Tensor:
-    return torch.stack([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x))
+    return stack_on_first([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x))
 
 
 def _warn_if_collapsed(ensemble: Ensemble) -> None:
-    draws = len(ensemble.log_weights)
-    ess, k = effective_sample_size(ensemble.log_weights), pareto_k(ensemble.log_weights)
+    weights = importance_of(ensemble)
+    draws = len(weights)
+    ess, k = effective_sample_size(weights), pareto_k(weights)
     collapsed = int(((ess < min(draws / 2, max(2, draws / 10))) | (k > 0.7)).sum())
     if collapsed:
         warnings.warn(

@@ -36,9 +36,11 @@ def gather(data: Data, name: str) -> Labelled:
         x, y = _concatenate(data, name)
     else:
         raise TypeError(f"Expected `{name}` as (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
-    if len(x) != len(y):
-        raise ValueError(f"Expected as many targets as inputs in `{name}`, got {len(x)} inputs and {len(y)} targets")
-    return Labelled(check_inputs(x, name), y)
+    x = check_inputs(x, name)
+    if y.ndim == 0 or len(x) != len(y):
+        found = len(y) if y.ndim else "a single"
+        raise ValueError(f"Expected as many targets as inputs in `{name}`, got {len(x)} inputs and {found} targets")
+    return Labelled(x, y)
 
 
 def check_inputs(x: Tensor, name: str, like: Tensor | None = None) -> Tensor:
@@ -98,7 +100,8 @@ def split(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
-    batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
+    # a generator of its own: a loader without one draws a seed from the global generator
+    batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024, generator=torch.Generator())
     pairs: list[tuple[Tensor, Tensor]] = []
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.types import Ensemble
+
 MIN_DRAWS = 25  # fewer leave under five draws in the tail
 _CHUNK = 256
 
@@ -18,6 +20,11 @@ class Diagnostics(NamedTuple):
     total_weight: Tensor  # (N,) W = mean weight; 1 for a proper distribution
     pareto_k: Tensor  # (N,) NaN for equal weights or fewer than 25 draws
     contracted: int  # distance-aware directions wider than the prior, taken as σ0
+
+
+def importance_of(ensemble: Ensemble) -> Tensor:
+    """The log weights (S, N) that tell how far the draws can be trusted: before any normalisation or completion."""
+    return ensemble.log_weights if ensemble.importance is None else ensemble.importance
 
 
 def effective_sample_size(log_weights: Tensor) -> Tensor:
@@ -54,7 +61,6 @@ def pareto_smooth(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Smoothed log weights (S, N) and k̂ (N,). Inputs with equal weights, or fewer than 25 draws, are left as they
         are, with k̂ = NaN.
-
     """
     draws, n = log_weights.shape
     if draws < MIN_DRAWS:
@@ -82,7 +88,7 @@ def _smooth_block(log_weights: Tensor) -> tuple[Tensor, Tensor]:
     ordered = torch.cat([ordered[:-tail], torch.where(usable, smooth, largest)])
     smoothed = torch.empty_like(ordered).scatter(0, order, ordered) + top
     # a tail that varies by more than the exponent can hold has collapsed onto a few draws
-    return smoothed, torch.where(fits, k, torch.where(varies, torch.inf, torch.nan))
+    return smoothed, torch.where(fits & k.isfinite(), k, torch.where(varies, torch.inf, torch.nan))
 
 
 def _quarter(n: int) -> int:

@@ -32,7 +32,6 @@ def nearest(
         k: which neighbour. For k > 1 training points are at zero only if the radius covers them.
         over: "max" (the paper) or "sum" over the points of a set.
         index: how neighbours are found.
-
     """
     if over not in ("max", "sum"):
         raise ValueError(f"Expected `over` as 'max' or 'sum', got {over!r}")
@@ -54,7 +53,6 @@ def mmd(points: Tensor, *, length_scale: float | None = None, seed: int = 0, mem
         length_scale: of the kernel; by default the median distance between training points.
         seed: of the pairs that the median is taken over.
         memory: bytes for one block of kernel values, about.
-
     """
     length = length_scale
     if length is None:
@@ -181,7 +179,6 @@ class Space:
         metric: a function from training points to a `Metric`, e.g. `functools.partial(nearest, k=5)`.
         radius: quantile of held-out distances inside which d0 = 0; None is the paper.
         name: how reports call it.
-
     """
 
     projector: Projector | ProjectorRecipe = field(default_factory=Features)
@@ -218,7 +215,11 @@ class FittedSpace:
         return raw if self.radius is None else self.radius(raw)
 
     def joint(self, x: Tensor) -> Tensor:
-        """d0 of a set, a scalar. Nearest neighbours: each point's excess, then max or sum."""
+        """d0 of a set, a scalar. Nearest neighbours: each point's excess, then max or sum.
+
+        The radius is fitted to single inputs. Hausdorff and MMD distances of a set are on another scale (they depend on
+        its size): use them with radius=None for joint predictions.
+        """
         points = project(self.projector, x)
         if isinstance(self.metric, NearestNeighbor):
             return self.metric.combine(self.excess(self.metric(points)))
@@ -237,7 +238,7 @@ class Distance:
 
     def raw(self, x: Tensor) -> Tensor:
         """Raw distances in every space, (spaces, N)."""
-        return torch.stack([space.raw(x) for space in self.spaces])
+        return stack_on_first([space.raw(x) for space in self.spaces])
 
     def combine(self, raw: Tensor) -> Tensor:
         """d0 (N,) from raw distances (spaces, N)."""
@@ -245,7 +246,12 @@ class Distance:
 
     def joint(self, x: Tensor) -> Tensor:
         """d0 of the inputs as one set, a scalar."""
-        return torch.stack([space.joint(x) for space in self.spaces]).max()
+        return stack_on_first([space.joint(x) for space in self.spaces]).max()
+
+
+def stack_on_first(values: list[Tensor]) -> Tensor:
+    """Stacked on the device of the first: features live where the model is, inputs where the data are."""
+    return torch.stack([value.to(values[0].device) for value in values])
 
 
 def fit_distance(

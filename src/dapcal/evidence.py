@@ -24,7 +24,6 @@ class Evidence:
         center: median of each piece on held-out inputs, (M,).
         scale: its 95 % quantile minus the median, floored, (M,).
         held_out: scores of further held-out inputs, ascending, (n,).
-
     """
 
     further: tuple[FittedSpace, ...]
@@ -62,7 +61,6 @@ def fit_evidence(further: tuple[FittedSpace, ...], scaling: Tensor, conformal: T
         further: spaces beside those of the distance.
         scaling: pieces (M, n) of the half that also chose φ and the radius.
         conformal: pieces (M, n') of the other half; on one and the same half p-values would not be valid.
-
     """
     center = scaling.median(1).values
     spread = torch.quantile(scaling, 0.95, dim=1) - center

@@ -26,7 +26,6 @@ class GapCrossValidation:
         refit: (inputs, targets) to a posterior of the same kind.
         regions: number of gaps.
         seed: of directions and splits.
-
     """
 
     refit: Callable[[Tensor, Tensor], Posterior]
@@ -50,7 +49,7 @@ class GapCrossValidation:
         missing = train.subset(gap)
         probe = Labelled(torch.cat([missing.x, ordinary.x]), torch.cat([missing.y, ordinary.y]))
         adjusted, d0 = problem.adjust(posterior, probe.x), distance(probe.x)
-        return lambda factor: -posterior.likelihood.log_prob(adjusted(factor * d0), probe.y.to(d0.device))
+        return lambda factor: -posterior.likelihood.log_prob(adjusted(factor * d0), probe.y)
 
 
 def gap_split(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -75,13 +75,15 @@ class DiagonalGaussian:
                 f"Expected `mean` and `variance` of one shape (P,), got {tuple(self.mean.shape)} and "
                 f"{tuple(self.variance.shape)}"
             )
+        if not self.mean.isfinite().all():
+            raise ValueError("Expected a finite `mean`, got NaN or inf; check the posterior's moments")
         if not (self.variance >= 0).all() or not self.variance.isfinite().all():
             raise ValueError("Expected finite variances >= 0; check the posterior's moments")
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draws (n, P)."""
         noise = torch.randn(n, len(self.mean), generator=generator, dtype=self.mean.dtype)
-        return self.mean + self.variance.sqrt() * noise.to(self.mean.device)
+        return (self.mean + self.variance.sqrt() * noise.to(self.mean.device)).to(self.mean.dtype)
 
     def contracted(self, prior: Prior) -> int:
         """Number of σ_i above σ0 among the distance-aware parameters."""
@@ -121,6 +123,8 @@ class FullGaussian:
         p = len(self.mean)
         if self.covariance.shape != (p, p):
             raise ValueError(f"Expected `covariance` of shape ({p}, {p}), got {tuple(self.covariance.shape)}")
+        if not self.mean.isfinite().all():
+            raise ValueError("Expected a finite `mean`, got NaN or inf; check the posterior's moments")
         if not self.covariance.isfinite().all() or not torch.allclose(
             self.covariance, self.covariance.T, atol=1e-5 * float(self.covariance.abs().max())
         ):

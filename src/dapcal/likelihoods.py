@@ -214,8 +214,8 @@ class Bernoulli(_Classes):
         return torch.cat([torch.zeros_like(outputs), outputs / self.temperature], -1)
 
     def location_variance(self, outputs: Tensor) -> Tensor:
-        """Variance of the logit over the draws, (N, 1)."""
-        return (outputs.double() / self.temperature).var(0, correction=0)
+        """Class-averaged variance of the centred logits (−z/2, z/2), as Categorical has it, (N, 1)."""
+        return (outputs.double() / (2 * self.temperature)).var(0, correction=0)
 
     def check(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Labels 0 and 1."""
@@ -370,6 +370,8 @@ def _check_labels(y: Tensor, n: int, classes: int) -> Tensor:
         y = y[:, 0]
     if y.shape != (n,):
         raise ValueError(f"Expected class labels of shape ({n},), got {tuple(y.shape)}")
+    if y.is_floating_point() and not y.isfinite().all():
+        raise ValueError("Expected whole numbers as class labels, got NaN or inf; drop those rows")
     if y.is_floating_point() and (y != y.round()).any():
         raise ValueError("Expected whole numbers as class labels, got fractions; for regression use Gaussian")
     y = y.long()

@@ -58,7 +58,6 @@ class Target:
     Args:
         gamma: another target than these.
         times: factor on the quantile in regression.
-
     """
 
     gamma: float | tuple[float, ...] | None = None
@@ -104,7 +103,6 @@ class LogMarginal:
     Args:
         draws: from the prior.
         seed: of the draws.
-
     """
 
     draws: int = 200

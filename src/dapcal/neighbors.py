@@ -26,7 +26,6 @@ class TorchIndex:
     Args:
         points: training points (T, P).
         memory: bytes for one block of distances, about.
-
     """
 
     points: Tensor
@@ -35,6 +34,8 @@ class TorchIndex:
     _squares: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.points.dtype == torch.float16:  # squares overflow
+            object.__setattr__(self, "points", self.points.float())
         if self.points.ndim != 2 or not len(self.points):
             raise ValueError(f"Expected training points (T, P), got shape {tuple(self.points.shape)}")
         center = self.points.double().mean(0).to(self.points.dtype)
@@ -63,14 +64,30 @@ class TorchIndex:
         kept = min(total, k + 8)
         approximate, candidates = self._candidates(queries, kept, self.points.dtype)
         distances, indices = self._rerank(queries, candidates, k)
-        if kept < total and self.points.dtype != torch.float64:
-            scale = ((queries - self._center) ** 2).sum(1) + self._squares.max()
-            error = 4 * self._roundoff * queries.shape[1] ** 0.5 * scale
-            doubtful = approximate[:, -1] - error < distances[:, -1] ** 2
-            if doubtful.any():
-                _, candidates = self._candidates(queries[doubtful], kept, torch.float64)
-                distances[doubtful], indices[doubtful] = self._rerank(queries[doubtful], candidates, k)
+        if kept == total:
+            return distances, indices
+        doubtful = self._doubtful(queries, approximate, distances, self._roundoff).nonzero().flatten()
+        if len(doubtful) and self.points.dtype != torch.float64:
+            approximate, candidates = self._candidates(queries[doubtful], kept, torch.float64)
+            distances[doubtful], indices[doubtful] = self._rerank(queries[doubtful], candidates, k)
+            still = self._doubtful(queries[doubtful], approximate, distances[doubtful], 2**-53)
+            doubtful = doubtful[still]
+        for row in doubtful.tolist():  # float64 cannot tell either: all distances directly
+            distances[row], indices[row] = self._direct(queries[row], k)
         return distances, indices
+
+    def _direct(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        rows = max(1, self.memory // (4 * query.element_size() * len(query)))
+        exact = torch.cat([(query - block).norm(dim=1) for block in self.points.split(rows)])
+        values, order = exact.sort(stable=True)
+        return values[:k], order[:k]
+
+    def _doubtful(self, queries: Tensor, approximate: Tensor, distances: Tensor, roundoff: float) -> Tensor:
+        scale = ((queries - self._center) ** 2).sum(1) + self._squares.max()
+        error = 4 * roundoff * queries.shape[1] ** 0.5 * scale
+        # ties at the end of the candidates are no doubt: a point left out would be no nearer, but for rounding
+        slack = 1 - 4 * torch.finfo(distances.dtype).eps
+        return ~((approximate[:, -1] - error).clamp_min(0) >= slack * distances[:, -1] ** 2)
 
     @property
     def _roundoff(self) -> float:

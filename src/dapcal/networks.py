@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +27,13 @@ class Layout:
 
     def flatten(self, parameters: Mapping[str, Tensor], batch: int = 0) -> Tensor:
         """One vector (P,), or (S, P) where the parameters have `batch` = 1 leading dimension."""
-        return torch.cat([parameters[name].flatten(batch) for name in self.names], -1)
+        return torch.cat([p.reshape((*p.shape[:batch], -1)) for p in (parameters[name] for name in self.names)], -1)
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Views into a vector (P,) or stack of vectors (S, P), by name."""
         parts = vector.split(list(self.sizes.values()), -1)
         return {
-            name: part.reshape(*vector.shape[:-1], *shape)
+            name: part.reshape((*vector.shape[:-1], *shape))
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
@@ -75,19 +75,19 @@ def evaluate(
         shared: those that do not.
         x: inputs (N, ...).
         batch_size: inputs per step; bounds the memory of activations together with `MEMORY`.
-
     """
     count = len(next(iter(draws.values())))
 
     def forward(own: dict[str, Tensor], batch: Tensor) -> Tensor:
-        return _as_tensor(functional_call(model, {**shared, **own}, (batch,)))
+        return as_tensor(functional_call(model, {**shared, **own}, (batch,)))
 
     device = next(iter(draws.values())).device
     pieces = []
     with torch.no_grad():
+        vectorised = _is_matrix_network(model) and _vectorises(forward, draws, x[:1].to(device))
         for batch in x.split(batch_size):
             moved = batch.to(device)
-            if _is_matrix_network(model):
+            if vectorised:
                 widest = max((p.shape[-2] for p in draws.values() if p.ndim == 3), default=1)
                 chunk = max(1, MEMORY // (max(1, len(batch) * widest) * 4 * 4))
                 piece = vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), moved)
@@ -97,7 +97,24 @@ def evaluate(
     return torch.cat(pieces, 1)
 
 
-def _as_tensor(output: object) -> Tensor:
+def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> list[str]:
+    """Names of some of a network's modules in the order in which they run on x."""
+    order: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda _module, _inputs, name=name: order.append(name))
+        for name, module in modules.items()
+    ]
+    try:
+        with torch.no_grad():
+            network(x.to(next(network.parameters()).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return order
+
+
+def as_tensor(output: object) -> Tensor:
+    """The output of a model, if it is a tensor."""
     if not isinstance(output, Tensor):
         raise TypeError(f"Expected the model to return a tensor (N, C), got {type(output).__name__}")
     return output
@@ -114,6 +131,20 @@ def _check_outputs(outputs: Tensor, n: int) -> Tensor:
     if not outputs.isfinite().all():
         raise ValueError("The model returned NaN or inf; check its weights and the scale of the inputs")
     return outputs
+
+
+def one_column(outputs: Tensor) -> Tensor:
+    """A model that returns (N,) has one output, (N, 1)."""
+    return outputs[:, None] if outputs.ndim == 1 else outputs
+
+
+def _vectorises(forward: Callable[[dict[str, Tensor], Tensor], Tensor], draws: Mapping[str, Tensor], x: Tensor) -> bool:
+    """Whether `vmap` can run the model: control flow that looks at activations stops it."""
+    try:
+        vmap(forward, in_dims=(0, None))({n: d[:1] for n, d in draws.items()}, x)
+    except RuntimeError:
+        return False
+    return True
 
 
 _MATRIX_LAYERS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)

@@ -53,7 +53,6 @@ class Around:
         number: of inputs drawn in all.
         directions: number of default centers.
         seed: of directions and draws.
-
     """
 
     centers: Tensor | None = None
@@ -84,10 +83,13 @@ class Hardest:
 
     Args:
         fraction: of the held-out inputs.
-
     """
 
     fraction: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"Expected `fraction` above 0 and at most 1, got {self.fraction}")
 
     def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
         """The worst fraction."""
@@ -114,7 +116,7 @@ class Misclassified:
                 f"Only {len(wrong)} held-out inputs are misclassified (at least {FEWEST} are wanted): calibrating on "
                 "the hardest 30 % instead; hold out more data, or give OOD inputs with `ood`",
                 DapcalWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
             return Hardest()(posterior, train, held_out)
         chosen = held_out.subset(wrong.to(held_out.x.device))

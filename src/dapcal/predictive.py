@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dapcal.diagnostics import Diagnostics, effective_sample_size, pareto_k, total_weight
+from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
 from dapcal.likelihoods import Interval, Likelihood, _Classes, expectation
 from dapcal.types import Ensemble
 
@@ -31,7 +31,6 @@ class Prediction:
         ood_p_value: conformal p-value of that score among held-out inputs, (N,).
         contracted: parameters wider than the prior, see `Diagnostics`.
         is_joint: whether the inputs were taken as one set.
-
     """
 
     likelihood: Likelihood
@@ -82,7 +81,9 @@ class Prediction:
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the predictive distribution (differential in regression), (N,)."""
-        return self._like_outputs(self.likelihood.entropy(self.ensemble))
+        entropy = self.likelihood.entropy(self.ensemble)
+        # unnormalised weights above 1 can make −Σ p log p negative
+        return self._like_outputs(entropy.clamp_min(0) if isinstance(self.likelihood, _Classes) else entropy)
 
     @cached_property
     def mutual_information(self) -> Tensor:
@@ -119,7 +120,7 @@ class Prediction:
                 "A closed-form spread has no joint density over inputs; calibrate with adjust=Inflate(drawn=True)"
             )
         density = self.likelihood.log_likelihood(self.ensemble.outputs.double(), self._check(y))
-        return torch.logsumexp(self.ensemble.log_weights[:, 0] + density.sum(1), 0)
+        return self._like_outputs(torch.logsumexp(self.ensemble.log_weights[:, 0] + density.sum(1), 0))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """N labels (n, N) or targets (n, N, K) for every input, drawn from the predictive distribution."""
@@ -129,7 +130,10 @@ class Prediction:
                 "The weights do not sum to one, so there is no distribution to draw from; use Reweight(complete=True), "
                 "Reweight(normalise=True) or another adjustment"
             )
-        drawn = self.likelihood.sample(self.ensemble, n, generator or torch.Generator().manual_seed(torch.seed()))
+        if generator is None:
+            generator = torch.Generator()
+            generator.seed()  # from the system; torch.seed() would reseed the global generator
+        drawn = self.likelihood.sample(self.ensemble, n, generator)
         return self._like_outputs(drawn) if drawn.is_floating_point() else drawn
 
     def expect(self, statistic: Callable[[Tensor], Tensor]) -> Tensor:
@@ -144,7 +148,7 @@ class Prediction:
     @cached_property
     def diagnostics(self) -> Diagnostics:
         """Effective sample size, total weight and Pareto k̂ per input."""
-        weights = self.ensemble.log_weights
+        weights = importance_of(self.ensemble)
         return Diagnostics(
             ess=self._like_outputs(effective_sample_size(weights)),
             total_weight=self._like_outputs(total_weight(weights)),
@@ -154,7 +158,7 @@ class Prediction:
 
     @cached_property
     def _total(self) -> Tensor:
-        return self.likelihood.variance(self.ensemble)
+        return self.likelihood.variance(self.ensemble).clamp_min(0)  # see `entropy`
 
     @cached_property
     def _aleatoric(self) -> Tensor:

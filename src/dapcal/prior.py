@@ -45,11 +45,11 @@ class Prior:
 
         Returns:
             c in [0, 1/σ0²), (N, G) in float64.
-
         """
         relative = self._relative(distance)  # (N, G)
-        # 1 − 1/(1 + r)² written so that small r loses no digits
-        return relative * (2 + relative) / (1 + relative) ** 2 / self.sigma0**2
+        # 1 − 1/(1 + r)² written so that small r loses no digits, and rounded down: c σ0² < 1 also for huge r
+        share = (relative * (2 + relative) / (1 + relative) ** 2).clamp_max(1 - 2**-50)
+        return share / self.sigma0**2
 
     def widening(self, distance: Tensor) -> Tensor:
         """K = (σ0 + a d)/σ0 of the group that widens most, (N,): the envelope that Inflate uses."""
@@ -80,7 +80,6 @@ def make_prior(
     >>> prior = make_prior({"mean.weight": 3, "noise.weight": 2}, 1.0, aware="mean.*")
     >>> prior.labels, prior.factor.tolist(), prior.group.tolist()
     (('mean.*', 'not distance-aware'), [1.0, 0.0], [0, 0, 0, 1, 1])
-
     """
     factors = _as_factors(aware)
     unused = [p for p in factors if not any(fnmatchcase(name, p) for name in sizes)]
@@ -89,6 +88,11 @@ def make_prior(
             f"Expected `aware` to match parameter names, but {unused} match none; the names are {list(sizes)}"
         )
     scales = prior_scale if isinstance(prior_scale, Mapping) else {"*": prior_scale}
+    unused = [p for p in scales if not any(fnmatchcase(name, p) for name in sizes)]
+    if unused:
+        raise ValueError(
+            f"Expected `prior_scale` to match parameter names, but {unused} match none; the names are {list(sizes)}"
+        )
     groups: dict[tuple[str, float, float], list[str]] = {}
     for name in sizes:
         label = next((p for p in factors if fnmatchcase(name, p)), "not distance-aware")
@@ -102,6 +106,10 @@ def make_prior(
         if not (sigma0 > 0 and sigma0 < float("inf")):
             raise ValueError(f"Expected `prior_scale` (sigma0) > 0 for `{name}`, got {sigma0}")
         groups.setdefault((label, sigma0, factors.get(label, 0.0)), []).append(name)
+    if not any(factor for _, _, factor in groups):
+        raise ValueError(
+            f"Expected `aware` to widen some parameter, but the first match counts and gives all of them 0: {aware!r}"
+        )
     index = {name: g for g, names in enumerate(groups.values()) for name in names}
     prior = Prior(
         labels=tuple(label for label, _, _ in groups),

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from dapcal.networks import execution_order
 from dapcal.types import Posterior, Projector
 
 
@@ -67,7 +68,6 @@ class Features:
         layer: the layer's name; by default the last linear layer (with distance-aware parameters, where the prior
             is restricted to some).
         unit: divide each feature vector by its length.
-
     """
 
     layer: str | None = None
@@ -119,17 +119,7 @@ def last_linear(network: nn.Module, x: Tensor, posterior: Posterior | None = Non
     aware = _aware_names(posterior)
     if aware is not None:
         linear = {n: m for n, m in linear.items() if f"{n}.weight" in aware} or linear
-    order: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda _m, _a, name=name: order.append(name))
-        for name, module in linear.items()
-    ]
-    try:
-        with torch.no_grad():
-            network(x.to(next(network.parameters()).device))
-    finally:
-        for handle in handles:
-            handle.remove()
+    order = execution_order(network, linear, x)
     if not order:
         raise ValueError(
             "Found no nn.Linear layer whose input could serve as features; name a layer with "
@@ -155,7 +145,6 @@ class RandomFourier:
         dimension: number of features.
         length_scale: of the kernel; by default the median distance between training inputs.
         seed: of the frequencies.
-
     """
 
     dimension: int = 256
@@ -197,7 +186,6 @@ class Vae:
         epochs: passes over the training inputs.
         learning_rate: Adam's.
         seed: of weights, batches and noise.
-
     """
 
     dimension: int = 8
@@ -208,6 +196,10 @@ class Vae:
 
     def fit_projector(self, train: Tensor, posterior: Posterior) -> VaeEncoder:  # noqa: ARG002
         """Train by the evidence lower bound with a unit-variance Gaussian decoder."""
+        with torch.inference_mode(False):
+            return self._train(train.clone())
+
+    def _train(self, train: Tensor) -> VaeEncoder:
         x = Identity()(train)
         center, scale = x.mean(0), x.std(0, correction=0).clamp_min(1e-6)
         x = (x - center) / scale

@@ -51,18 +51,22 @@ def search(
         candidates: size of the first grid.
         span: see `unit`.
         rounds: refinements; each divides the interval around the best φ by five.
-
     """
+    if candidates < 3:
+        raise ValueError(f"Expected `candidates` >= 3, got {candidates}")
     base = evaluate(0.0)
-    limit = math.inf if guard is None else base.nll + guard
+    # a little slack: at the smallest factors the NLL differs from the uncalibrated one by rounding
+    limit = math.inf if guard is None else base.nll + guard + 1e-7 * max(1.0, abs(base.nll))
     steps = torch.linspace(math.log(span[0]), math.log(span[1]), candidates, dtype=torch.float64)
-    grid = scale.inverse(torch.exp(steps + math.log(unit)))
-    grid = grid[grid.isfinite()].unique()
+    reached = scale.inverse(torch.exp(steps + math.log(unit)))
+    grid = reached[reached.isfinite()].unique()
     if len(grid) < 3:
         raise ValueError(
             f"The scale {scale} reaches no useful factors (typical ones lie around {unit:.3g}); use a larger upper end "
             "or dapcal.scales.Exp()"
         )
+    if reached.isposinf().any():  # g stays under an upper end: go on towards it
+        grid = torch.cat([grid, grid[-1] + torch.arange(1.0, 9.0, dtype=torch.float64)])
     tried: dict[float, Point] = {
         phi: evaluate(float(scale(torch.tensor(phi, dtype=torch.float64)))) for phi in grid.tolist()
     }
@@ -77,11 +81,13 @@ def search(
         known = sorted(tried)
         place = known.index(best)
         lower, upper = known[max(place - 1, 0)], known[min(place + 1, len(known) - 1)]
-        for phi in torch.linspace(lower, upper, 11, dtype=torch.float64)[1:-1].tolist():
-            if phi not in tried:
+        # both sides of the best apart: a grid over the whole interval meets it again, but for rounding
+        for end in {lower, upper} - {best}:
+            for phi in torch.linspace(end, best, 6, dtype=torch.float64)[1:-1].tolist():
                 tried[phi] = evaluate(float(scale(torch.tensor(phi, dtype=torch.float64))))
-        best = _best(tried, limit) or best
-    _warn_at_edge(best, first, last, base)
+        found = _best(tried, limit)
+        best = best if found is None else found
+    _warn_at_edge(best, tried, first, last, limit, base)
     phis = sorted(tried)
     curve = Curve(
         phi=torch.tensor(phis, dtype=torch.float64),
@@ -100,8 +106,13 @@ def _best(tried: dict[float, Point], limit: float) -> float | None:
     return min(allowed, key=lambda phi: tried[phi].loss) if allowed else None
 
 
-def _warn_at_edge(best: float, first: float, last: float, base: Point) -> None:
-    if best == first:
+def _warn_at_edge(best: float, tried: dict[float, Point], first: float, last: float, limit: float, base: Point) -> None:
+    def as_good(phi: float) -> bool:
+        """Towards both ends the loss is flat, and rounding decides which φ is smallest."""
+        rise = tried[phi].loss - tried[best].loss
+        return tried[phi].nll <= limit and rise <= 1e-6 * abs(tried[phi].loss)
+
+    if best == first or as_good(first):
         warnings.warn(
             f"No distance improves the calibration loss (uncalibrated {base.loss:.4g}): φ = {best:.3g} is the lower "
             "edge of the search, where the posterior is left as it was. Check the OOD inputs (`ood`), or loosen the "
@@ -109,7 +120,7 @@ def _warn_at_edge(best: float, first: float, last: float, base: Point) -> None:
             DapcalWarning,
             stacklevel=4,
         )
-    elif best == last:
+    elif best == last or as_good(last):
         warnings.warn(
             f"The calibration loss still falls at the upper edge of the search, φ = {best:.3g}: it has no inner "
             "minimum. Set a guard (e.g. guard=0.01), or another loss",

@@ -8,6 +8,7 @@ outliers come out farther than held-out inputs: at least one kind clearly, and n
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from dapcal.adjust.base import base_ensemble
 from dapcal.data import Labelled
 from dapcal.distances import Distance, FittedSpace, Space, fit_radius
 from dapcal.likelihoods import _Classes
+from dapcal.networks import execution_order
 from dapcal.ood_inputs import FEWEST
 from dapcal.projectors import Features, Identity, last_linear
 from dapcal.types import DapcalWarning, Posterior
@@ -45,12 +47,12 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
         train: training inputs.
         held_out: in-distribution data that the posterior was not fitted to.
         radius: quantile of held-out distances inside which d0 = 0.
-
     """
     candidates = _candidates(posterior, train, radius)
     hardness = _hardness(posterior, held_out)
     outliers = _synthetic(train, held_out.x[:_PROBES])
     found: list[tuple[float, Space, FittedSpace]] = []
+    raws: dict[str, Tensor] = {}
     notes = []
     for space in candidates:
         fitted = Space(space.projector, space.metric, None, space.name).fit(train, held_out.x, posterior)
@@ -59,12 +61,20 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
         inside = raw[:_PROBES]
         separated = {kind: auroc(fitted.raw(x), inside) for kind, x in outliers.items()}
         synthetic = max(separated.values()) if min(separated.values()) >= NEARER else min(separated.values())
-        if radius is not None:
-            fitted = FittedSpace(space.name, fitted.projector, fitted.metric, fit_radius(raw, radius, space.name))
+        if radius is not None and not raw.any():
+            notes.append(f"distance between {space.name}: 0 at all held-out inputs, not used")
+            continue
         found.append((max(own, synthetic), space, fitted))
+        raws[space.name] = raw
         outcome = ", ".join(f"{kind} {value:.2f}" for kind, value in separated.items())
         notes.append(
-            f"distance between {space.name}: AUROC for the model's own errors {own:.2f}, for synthetic outliers: {outcome}"
+            f"distance between {space.name}: AUROC {own:.2f} for the model's own errors; for synthetic outliers "
+            f"{outcome}"
+        )
+    if not found:
+        raise ValueError(
+            "All held-out inputs have distance 0 to the training inputs in every space; hold out inputs that are not "
+            "in the training set"
         )
     chosen = [entry for entry in found if entry[0] >= THRESHOLD]
     if not chosen:
@@ -82,10 +92,14 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
         further = (unit.fit(train, held_out.x, posterior),)
     return Judged(
         spaces=tuple(space for _, space, _ in chosen),
-        distance=Distance(tuple(fitted for _, _, fitted in chosen)),
+        distance=Distance(tuple(_with_radius(fitted, raws[fitted.name], radius) for _, _, fitted in chosen)),
         further=further,
         notes=tuple(notes),
     )
+
+
+def _with_radius(space: FittedSpace, raw: Tensor, radius: float | None) -> FittedSpace:
+    return space if radius is None else replace(space, radius=fit_radius(raw, radius, space.name))
 
 
 def auroc(positive: Tensor, negative: Tensor) -> float:
@@ -107,7 +121,7 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
             layer = last_linear(posterior.network, train[:1], posterior)
         except ValueError:  # no linear layer: inputs alone
             layer = None
-        first = layer is not None and posterior.network.get_submodule(layer) is _first_layer(posterior.network)
+        first = layer is not None and _runs_first(posterior.network, layer, train[:1])
         if layer is not None and not first:  # what enters the first layer are the inputs
             spaces.append(Space(Features(layer), radius=radius, name="features"))
     if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point()):
@@ -115,8 +129,10 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
     return spaces
 
 
-def _first_layer(network: torch.nn.Module) -> torch.nn.Module | None:
-    return next((m for m in network.modules() if any(True for _ in m.parameters(False))), None)
+def _runs_first(network: torch.nn.Module, layer: str, x: Tensor) -> bool:
+    """Whether no other module with parameters runs before `layer`."""
+    with_parameters = {n: m for n, m in network.named_modules() if any(True for _ in m.parameters(False))}
+    return execution_order(network, with_parameters, x)[0] == layer
 
 
 def _hardness(posterior: Posterior, held_out: Labelled) -> Tensor:
@@ -136,12 +152,18 @@ def _hardness(posterior: Posterior, held_out: Labelled) -> Tensor:
 def _errors_predicted(raw: Tensor, hardness: Tensor, classes: bool) -> float:
     """AUROC of the distance for errors; in regression (1 + rank correlation with |error|)/2."""
     if classes:
-        wrong = hardness > 0
+        wrong = hardness.to(raw.device) > 0
         return auroc(raw[wrong], raw[~wrong]) if wrong.any() and not wrong.all() else 0.5
-    ranks = torch.stack([raw.double(), hardness.double().to(raw.device)]).argsort(1).argsort(1).double()
-    if ranks.shape[1] < 3 or not raw.var() > 0:
+    ranks = torch.stack([_ranks(raw), _ranks(hardness.to(raw.device))])
+    if ranks.shape[1] < 3 or not (ranks.var(1) > 0).all():
         return 0.5
     return float((1 + torch.corrcoef(ranks)[0, 1]) / 2)
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks; ties share their mean rank."""
+    ordered = values.sort().values
+    return (torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True)).double()
 
 
 def _synthetic(train: Tensor, held_out: Tensor) -> dict[str, Tensor]:

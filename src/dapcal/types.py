@@ -44,6 +44,7 @@ class Ensemble(NamedTuple):
     conditional: Conditional
     log_weights: Tensor  # (S, N), float64
     spread: Tensor  # (N, C) variance of the location outputs still to be added analytically
+    importance: Tensor | None = None  # (S, N) log weights before they were normalised or completed
 
 
 class Scale(Protocol):

@@ -28,7 +28,6 @@ class Inflate:
 
     Args:
         drawn: push the draws instead of the closed form.
-
     """
 
     drawn: bool = False
@@ -39,11 +38,6 @@ class Inflate:
         outputs = outputs_with_spread(posterior, x)
         base = base_ensemble(likelihood, outputs)
         variance = likelihood.location_variance(outputs)  # (N, C)
-        if not variance.any():
-            raise ValueError(
-                "All draws give the same outputs at all of these inputs: there is no spread to inflate. Check that the "
-                "posterior's draws differ"
-            )
 
         def at(distance: Tensor) -> Ensemble:
             k = 1 + distance.double() if posterior.prior is None else posterior.prior.widening(distance)

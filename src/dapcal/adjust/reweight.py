@@ -53,7 +53,7 @@ class ClosedForm:
             return gaussian.log_expectation(prior.precision_drop(torch.expm1(t) / lead), prior)
 
         table = Tabulated(at_log_widening)
-        return lambda distance: table(torch.log1p(distance.double() * lead))
+        return lambda distance: table(torch.log1p(distance.to(prior.sigma0) * lead))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PriorMonteCarlo:
 
     log Z = log p(y | x*, x) − log p(y | x) + Σ_g n_g log((σ0_g + d)/σ0_g). Its variance is enormous for anything but
     small networks and little data. It costs forward passes over the training set for each distance; more than
-    `levels` distinct distances are interpolated on a grid.
+    `levels` distinct distances are interpolated on a grid over those of the call.
 
     Args:
         x: training inputs.
@@ -84,7 +84,6 @@ class PriorMonteCarlo:
         draws: from each prior.
         levels: distances evaluated in one call.
         seed: of the draws, the same noise for both priors.
-
     """
 
     x: Tensor
@@ -92,6 +91,10 @@ class PriorMonteCarlo:
     draws: int = 1000
     levels: int = 20
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.levels < 2 or self.draws < 1:
+            raise ValueError(f"Expected `levels` >= 2 and `draws` >= 1, got {self.levels} and {self.draws}")
 
     def __call__(self, posterior: Posterior) -> Callable[[Tensor], Tensor]:
         """Evidence ratio by common random numbers."""
@@ -138,7 +141,6 @@ class Reweight:
         complete: give the mass that the weights miss to the most uncertain answer,
             min(W, 1)·p̂ + (1 − min(W, 1))/K with p̂ self-normalised (classification).
         smooth: Pareto-smooth the largest weights.
-
     """
 
     normaliser: Normaliser = field(default_factory=ClosedForm)
@@ -168,14 +170,14 @@ class Reweight:
             log_weights = base.log_weights + (log_ratio(posterior, distance) - log_z(distance))
             if self.smooth:
                 log_weights = pareto_smooth(log_weights)[0]
-            total = torch.logsumexp(log_weights, 0)
+            importance, total = log_weights, torch.logsumexp(log_weights, 0)
             if self.normalise:
                 log_weights = log_weights - total
             if not self.complete:
-                return base._replace(log_weights=log_weights)
+                return base._replace(log_weights=log_weights, importance=importance)
             missing = -torch.expm1(total.clamp_max(0))
             scaled = torch.cat([log_weights - total.clamp_min(0), missing.clamp_min(0).log()[None]])
-            return completed._replace(log_weights=scaled)
+            return completed._replace(log_weights=scaled, importance=importance)
 
         return at
 

@@ -27,7 +27,6 @@ class Transport:
         shift: move the mean too. This is the literal posterior, but the mean grows faster than the spread and
             predictions get more confident; keeping the mean is the useful form.
         step: of the grid; None evaluates every distinct distance exactly.
-
     """
 
     shift: bool = False

@@ -36,7 +36,6 @@ def diagonal(
         draws: S.
         seed: of the draws.
         aware: parameters that a distance may widen.
-
     """
     random, shared = _choose(model, list(scale), mean)
     layout = layout_of(random)
@@ -73,7 +72,6 @@ def full(
         draws: S.
         seed: of the draws.
         aware: parameters that a distance may widen.
-
     """
     random, shared = _choose(model, names, mean)
     moments = FullGaussian(layout_of(random).flatten(random), covariance)
@@ -84,7 +82,7 @@ def prior_of(posterior: NetworkPosterior, draws: int, seed: int = 0) -> NetworkP
     """The prior N(0, σ0² I) as a Gaussian posterior of the same network: what Transport moves to N(0, (σ0 + d)² I)."""
     if posterior.prior is None:
         raise ValueError("Expected a posterior with a prior; set it with posterior.with_prior(prior_scale)")
-    variance = (posterior.prior.sigma0[posterior.prior.group] ** 2).to(posterior.center)
+    variance = (posterior.prior.sigma0[posterior.prior.group] ** 2).to(posterior.center.device)  # float64: exactly σ0²
     moments = DiagonalGaussian(torch.zeros_like(posterior.center), variance)
     return NetworkPosterior(
         model=posterior.model,
@@ -110,6 +108,9 @@ def _choose(
             f"Expected names of parameters, got {unknown or names}; the model has "
             f"{[n for n, _ in model.named_parameters()]}"
         )
+    absent = [] if mean is None else [n for n in names if n not in mean]
+    if absent:
+        raise ValueError(f"Expected a mean for every random parameter, `mean` has none for {absent}")
     values = {n: everything[n] if mean is None else mean[n].detach().clone() for n in names}
     wrong = [n for n in names if values[n].shape != everything[n].shape]
     if wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from dapcal.data import Data, in_memory, minibatches, size
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import frozen_copy, layout_of, split_state
+from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 
@@ -42,25 +43,26 @@ def fit(
         train: (inputs, targets), a Dataset or a DataLoader.
         prior_scale: σ0.
         epochs: passes over the training data.
-        learning_rate: Adam's.
+        learning_rate: Adam's at the start; it falls to zero along a cosine.
         batch_size: where `train` is no DataLoader.
         seed: order of the batches.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
         progress: called after every epoch.
-
     """
     data = in_memory(train, "train")
     count = size(data)
     module = copy.deepcopy(model).train()
+    split_state(module)  # refuses a model without anything to learn
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
     free = {n: t.to(device).requires_grad_() for n, t in likelihood.free().items()}
     optimiser = torch.optim.Adam([*parameters, *free.values()], lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(epochs, 1))
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(1, epochs + 1):
         total = 0.0
         for x, y in minibatches(data, batch_size, generator):
-            outputs = module(x.to(device))
+            outputs = one_column(as_tensor(module(x.to(device))))
             targets = likelihood.check(outputs, y.to(device))
             penalty = sum((p**2).sum() for p in parameters) / (2 * prior_scale**2 * count)
             loss = penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
@@ -68,6 +70,11 @@ def fit(
             loss.backward()
             optimiser.step()
             total += loss.item() * len(x)
+        if not math.isfinite(total):
+            raise ValueError(
+                f"The loss became {total} in epoch {epoch}; lower `learning_rate` or scale the inputs and targets"
+            )
+        schedule.step()
         if progress is not None:
             progress(epoch, total / count)
     learnt = likelihood.at({n: t.detach() for n, t in free.items()})

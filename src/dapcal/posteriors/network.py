@@ -30,7 +30,6 @@ class NetworkPosterior:
         buffers: buffers that differ between draws (batch-norm statistics of an ensemble), each (S, ...).
         gaussian: moments over the flat vector, or None.
         prior: σ0 and distance factors per parameter group, or None where σ0 has no meaning.
-
     """
 
     model: nn.Module
@@ -64,14 +63,13 @@ class NetworkPosterior:
             parameter.requires_grad_(name in self.layout.names)
         return module
 
-    @property
+    @cached_property
     def squared_norms(self) -> Tensor | None:
         """‖θ_s‖² per group of the prior, (S, G)."""
         if self.prior is None:
             return None
-        squares = self.draws.double() ** 2
-        zeros = torch.zeros(len(self.draws), len(self.prior.labels), dtype=torch.float64, device=squares.device)
-        return zeros.index_add(1, self.prior.group.to(squares.device), squares)
+        zeros, group = torch.zeros_like(self.prior.sigma0), self.prior.group
+        return torch.stack([zeros.index_add(0, group, draw.double() ** 2) for draw in self.draws])
 
     def with_prior(self, prior_scale: float | Mapping[str, float], aware: Aware = "*") -> NetworkPosterior:
         """The same draws under another σ0 or with other distance-aware parameters."""

@@ -21,7 +21,6 @@ class StackedPredictions:
     Args:
         function: inputs (N, ...) to outputs (S, N, C); must give the same draws on every call.
         likelihood: p(y | outputs).
-
     """
 
     function: Callable[[Tensor], Tensor]

@@ -29,7 +29,6 @@ def from_state_dicts(
         states: one state dict a draw; buffers may differ between them.
         prior_scale: σ0, which Reweight needs; None where it has no meaning (ensembles).
         aware: parameters that a distance may widen; only with `prior_scale`.
-
     """
     if not states:
         raise ValueError("Expected at least one state dict, got none")
@@ -69,6 +68,8 @@ def from_stacked(
     counts = {len(t) for t in stacked.values()}
     if len(counts) != 1:
         raise ValueError(f"Expected as many draws of every parameter, got {sorted(counts)}")
+    if counts == {0}:
+        raise ValueError("Expected at least one draw, got none")
     for name, tensor in stacked.items():
         if tensor.shape[1:] != own[name].shape:
             raise ValueError(

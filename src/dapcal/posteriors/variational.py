@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from dapcal.data import Data, in_memory, minibatches, size
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import frozen_copy, layout_of, split_state
+from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
 from dapcal.posteriors.map import Progress
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
@@ -48,14 +48,13 @@ def fit(
             of a 36-million-parameter network collapses onto the prior).
         draws: S, fixed draws that predictions use.
         epochs: passes over the training data.
-        learning_rate: Adam's.
+        learning_rate: Adam's at the start; it falls to zero along a cosine.
         batch_size: where `train` is no DataLoader.
         samples: draws of θ for each gradient.
         initial_scale: σ at the start.
         seed: of batches, gradients and draws.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
         progress: called after every epoch.
-
     """
     if kl_weight < 0 or draws < 1:
         raise ValueError(f"Expected `kl_weight` >= 0 and `draws` >= 1, got {kl_weight} and {draws}")
@@ -69,10 +68,11 @@ def fit(
     log_scale = torch.full_like(mean, math.log(initial_scale)).requires_grad_()
     free = {n: t.to(mean.device).requires_grad_() for n, t in likelihood.free().items()}
     optimiser = torch.optim.Adam([mean, log_scale, *free.values()], lr=learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(epochs, 1))
     generator = torch.Generator().manual_seed(seed)
 
     def forward(vector: Tensor, x: Tensor) -> Tensor:
-        return functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))
+        return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
 
     for epoch in range(1, epochs + 1):
         total = 0.0
@@ -92,6 +92,7 @@ def fit(
             raise ValueError(
                 f"The loss became {total} in epoch {epoch}; lower `learning_rate` or scale the inputs and targets"
             )
+        schedule.step()
         if progress is not None:
             progress(epoch, total / count)
     gaussian = DiagonalGaussian(mean.detach(), (2 * log_scale.detach()).exp())

@@ -1,0 +1,133 @@
+"""Scores and p-values: formulas, and validity by simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from dapcal.adjust.base import base_ensemble
+from dapcal.evidence import Evidence, fit_evidence, pieces_of, unknown
+from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
+
+LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.9)
+
+
+def conformal(held_out) -> Evidence:
+    one = torch.ones(1, dtype=torch.float64)
+    return Evidence((), 0 * one, one, torch.as_tensor(held_out, dtype=torch.float64).sort().values)
+
+
+@pytest.mark.parametrize("n", [1, 7, 100])
+@pytest.mark.parametrize("ties", [False, True])
+def test_p_value_formula(n, ties):
+    rng = np.random.default_rng(n)
+    held_out, scores = rng.normal(size=n), rng.normal(size=50)
+    if ties:
+        held_out, scores = held_out.round(), scores.round()
+    expected = [(1 + (held_out >= s).sum()) / (n + 1) for s in scores]
+    found = conformal(held_out).p_value(torch.tensor(scores))
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-14)
+
+
+def test_p_value_at_the_ends():
+    evidence = conformal([1.0, 2.0, 2.0, 5.0])
+    found = evidence.p_value(torch.tensor([-torch.inf, 1.0, 2.0, 5.0, 5.1, torch.inf]))
+    assert found.tolist() == pytest.approx([1.0, 1.0, 0.8, 0.4, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("n", [20, 100])
+@pytest.mark.parametrize("kind", ["continuous", "ties", "exchangeable but dependent"])
+def test_p_values_are_valid(n, kind):
+    """P(p <= a) <= a, and for continuous scores exactly floor(a (n + 1))/(n + 1)."""
+    repetitions = 4000
+    rng = np.random.default_rng(n)
+    scores = rng.normal(size=(repetitions, n + 1))
+    if kind == "ties":
+        scores = (2 * scores).round()
+    elif kind == "exchangeable but dependent":
+        scores = scores * rng.gamma(1.0, size=(repetitions, 1)) + rng.normal(size=(repetitions, 1))
+    p = np.array([conformal(s[1:]).p_value(torch.tensor(s[:1])).item() for s in scores])
+    for level in LEVELS:
+        attained = np.floor(level * (n + 1) + 1e-9) / (n + 1)
+        count = (p <= level + 1e-12).sum()
+        assert count <= binom.ppf(1 - 1e-6, repetitions, attained)
+        if kind != "ties":
+            assert count >= binom.ppf(1e-6, repetitions, attained)
+
+
+def test_p_values_stay_valid_with_scales_from_another_half():
+    """The whole path: one half standardises, the other gives p-values, the test input is one more."""
+    repetitions, n = 2000, 20
+    rng = np.random.default_rng(0)
+    count = 0
+    for _ in range(repetitions):
+        pieces = torch.tensor(rng.gamma(1.0, size=(3, 2 * n + 1)) * [[1.0], [10.0], [0.1]])
+        evidence = fit_evidence((), pieces[:, :n], pieces[:, n:-1])
+        count += int(evidence.p_value(evidence.score(pieces[:, -1:])) <= 0.05 + 1e-12)
+    assert binom.ppf(1e-6, repetitions, 1 / 21) <= count <= binom.ppf(1 - 1e-6, repetitions, 1 / 21)
+
+
+def test_standardisation_formula():
+    rng = np.random.default_rng(0)
+    scaling, conformity = rng.normal(size=(3, 51)) * [[1.0], [5.0], [0.2]] + 3, rng.normal(size=(3, 30))
+    evidence = fit_evidence((), torch.tensor(scaling), torch.tensor(conformity))
+    center = np.median(scaling, axis=1)
+    scale = np.quantile(scaling, 0.95, axis=1) - center
+    np.testing.assert_allclose(evidence.center.numpy(), center)
+    np.testing.assert_allclose(evidence.scale.numpy(), scale)
+    expected = ((conformity - center[:, None]) / scale[:, None]).sum(0)
+    np.testing.assert_allclose(evidence.score(torch.tensor(conformity)).numpy(), expected)
+    np.testing.assert_allclose(evidence.held_out.numpy(), np.sort(expected))
+
+
+def test_score_does_not_depend_on_units():
+    pieces = torch.randn(2, 41, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units = torch.tensor([[3.0], [1e-4]], dtype=torch.float64)
+    one = fit_evidence((), pieces[:, :20], pieces[:, 20:40]).score(pieces[:, 40:])
+    two = fit_evidence((), units * pieces[:, :20] + 7, units * pieces[:, 20:40] + 7).score(units * pieces[:, 40:] + 7)
+    torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("constant", [0.0, -708.4, 0.3])
+def test_a_constant_piece_adds_nothing_inside(constant):
+    varying = torch.randn(1, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pieces = torch.cat([varying, torch.full_like(varying, constant)])
+    evidence = fit_evidence((), pieces[:, :30], pieces[:, 30:])
+    alone = fit_evidence((), varying[:, :30], varying[:, 30:])
+    torch.testing.assert_close(evidence.score(pieces), alone.score(varying))
+    assert (evidence.scale > 0).all()
+    far = evidence.score(torch.tensor([[0.0], [constant + 1.0]], dtype=torch.float64))
+    assert far.isfinite().all()
+    assert evidence.p_value(far).item() == pytest.approx(1 / 31)
+
+
+def test_pieces_of_classification_are_the_entropy_and_the_distances(generator):
+    outputs = torch.randn(7, 5, 3, generator=generator)
+    raw, further = torch.rand(2, 5, generator=generator), torch.rand(1, 5, generator=generator)
+    pieces = pieces_of(Categorical(), base_ensemble(Categorical(), outputs), raw, further)
+    entropy = torch.distributions.Categorical(probs=outputs.double().softmax(-1).mean(0)).entropy()
+    torch.testing.assert_close(pieces[0], entropy)
+    torch.testing.assert_close(pieces[1:], torch.cat([raw, further]).double())
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.3), NoiseHead()])
+def test_pieces_of_regression_are_the_log_epistemic_variance(generator, likelihood):
+    outputs = torch.randn(7, 5, 4, generator=generator)
+    pieces = pieces_of(likelihood, base_ensemble(likelihood, outputs), torch.zeros(1, 5), torch.empty(0, 5))
+    location = outputs if isinstance(likelihood, Gaussian) else outputs[..., :2]
+    expected = location.double().numpy().var(0)
+    np.testing.assert_allclose(pieces[0].numpy(), np.log(expected).mean(-1), rtol=1e-9)
+    assert pieces.shape == (2, 5)
+
+
+def test_pieces_without_spread_are_finite():
+    outputs = torch.ones(3, 4, 1)
+    pieces = pieces_of(Gaussian(), base_ensemble(Gaussian(), outputs), torch.zeros(1, 4), torch.empty(0, 4))
+    assert pieces.isfinite().all()
+
+
+def test_unknown_scores_are_nan():
+    assert unknown(3, torch.device("cpu")).isnan().tolist() == [True] * 3

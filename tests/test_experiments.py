@@ -1,0 +1,168 @@
+"""Experiments, command line and README: small runs of the real thing."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dapcal.cli import app
+from dapcal.experiments import EXPERIMENTS, sinusoid, two_moons
+from dapcal.experiments.records import one_thread
+from dapcal.experiments.runner import run_and_write, write_page
+from dapcal.experiments.tables import results_table, with_table
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too few epochs for a good posterior, enough to run everything."""
+    for module in (two_moons, sinusoid):
+        monkeypatch.setattr(module, "MAP_EPOCHS", 30)
+        monkeypatch.setattr(module, "VI_EPOCHS", 60)
+        monkeypatch.setattr(module, "POINTS", 200)
+        monkeypatch.setattr(module, "DRAWS", 30)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("name", list(EXPERIMENTS))
+def test_an_experiment_writes_numbers_and_figures(name: str, tmp_path: Path):
+    stages: dict[str, tuple[int, int]] = {}
+    outcome = run_and_write(name, EXPERIMENTS[name], tmp_path, 0, lambda s, done, n: stages.update({s: (done, n)}))
+    page = write_page(tmp_path, {name: (EXPERIMENTS[name], outcome)})
+    numbers = json.loads((tmp_path / f"{name}.json").read_text())
+    assert all(done == total for done, total in stages.values())
+    assert {"MAP network", "variational posterior", "calibrating", "figures"} == set(stages)
+    assert numbers["seed"] == 0
+    assert numbers["environment"]["torch"] == torch.__version__
+    assert numbers["ours"]["phi"] == pytest.approx(outcome.numbers["ours"]["phi"])
+    images = re.findall(r'src="([^"]+)"', page.read_text())
+    assert len(images) == len(outcome.pictures)
+    for image in images:
+        assert (tmp_path / image).read_bytes().startswith(b"\x89PNG")
+    captions = [p.caption for p in outcome.pictures]
+    assert all(caption.rstrip(".").count(". ") == 1 for caption in captions), "two sentences each"
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("short")
+def test_a_repeated_run_gives_the_same_numbers(tmp_path: Path):
+    runs = []
+    for _ in range(2):
+        outcome = run_and_write("sinusoid", EXPERIMENTS["sinusoid"], tmp_path, 3, lambda *_: None)
+        outcome.numbers.pop("seconds")
+        runs.append(outcome.numbers)
+    assert runs[0] == runs[1]
+
+
+def test_two_moons_lie_on_half_circles():
+    x, y = two_moons.moons(400, 0.0, torch.Generator().manual_seed(0))
+    centers = torch.tensor([[0.0, 0.0], [1.0, 0.5]])[y]
+    torch.testing.assert_close((x - centers).norm(dim=1), torch.ones(400))
+    assert (x[y == 0, 1] >= 0).all()
+    assert (x[y == 1, 1] <= 0.5).all()
+
+
+def test_the_papers_epistemic_variance_is_the_variance_of_the_mean(posterior, blobs):
+    """With equal weights it is the plain variance over draws, summed over both classes."""
+    outputs = torch.randn(20, 6, 1, generator=torch.Generator().manual_seed(0)).double()
+
+    class Draws:
+        @staticmethod
+        def expect(f):
+            return f(outputs).mean(0)
+
+    expected = 2 * torch.sigmoid(outputs[..., 0]).var(0, correction=0)
+    torch.testing.assert_close(two_moons.papers_epistemic(Draws()), expected)
+
+
+def test_one_thread_restores_the_number_of_threads():
+    before = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.usefixtures("short")
+def test_demo_prints_where_the_page_is(tmp_path: Path):
+    result = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo")])
+    assert result.exit_code == 0, result.output
+    page = Path(result.stdout.strip().splitlines()[-1])
+    assert page == tmp_path / "demo" / "index.html"
+    assert all(experiment.title in page.read_text() for experiment in EXPERIMENTS.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["reproduce", "three-moons"], "two-moons, sinusoid"), (["demo", "--out", __file__], "a file")],
+)
+def test_wrong_arguments_exit_with_2(arguments: list[str], words: str):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr.replace("\n", " ")
+
+
+def test_version():
+    import dapcal
+
+    assert CliRunner().invoke(app, ["--version"]).stdout.strip() == dapcal.__version__
+
+
+@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_no_half_written_file(blow: signal.Signals, tmp_path: Path):
+    out = tmp_path / "demo"
+    command = [sys.executable, "-m", "dapcal", "demo", "--out", str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while not out.exists() and process.poll() is None:  # it is made when the first experiment begins
+            time.sleep(0.1)
+        time.sleep(1)
+        process.send_signal(blow)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in errors
+    for path in out.iterdir():
+        assert not path.name.startswith("."), "a part file was left"
+        assert path.stat().st_size > 0
+    assert not (out / "index.html").exists()
+
+
+def test_the_readme_shows_the_result_files():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_table(text, results_table(ROOT / "results")) == text, "run `make results`"
+
+
+def test_the_result_files_meet_what_is_promised():
+    """Two moons and sinusoid with the default, as committed."""
+    moons, waves = (json.loads((ROOT / "results" / f"{n}.json").read_text())["ours"] for n in ("two-moons", "sinusoid"))
+    assert moons["confidence_far_away"][0] > 0.9
+    assert moons["confidence_far_away"][1] <= 0.58
+    assert abs(moons["held_out_accuracy"][1] - moons["held_out_accuracy"][0]) <= 0.003
+    assert moons["held_out_nll"][1] - moons["held_out_nll"][0] <= 0.01
+    assert min(waves["band_over_training_q95"][1]) >= 3
+    assert max(waves["band_widening_on_training_inputs_mean_max"]) <= 1.1
+
+
+@pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        namespace: dict = {}
+        for block in blocks:
+            exec(compile(block, page, "exec"), namespace)
+    if page == "README.md":
+        near, far = namespace["prediction"].probs.max(-1).values.tolist()
+        assert far < near
+        assert [path.name for path in tmp_path.iterdir()] == ["model.dap"]

@@ -1,0 +1,168 @@
+"""Nearest neighbours against scikit-learn's trees in float64, which compute every distance directly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestNeighbors
+
+from dapcal.neighbors import TorchIndex
+
+
+def oracle(train: torch.Tensor, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    tree = NearestNeighbors(n_neighbors=k, algorithm="kd_tree").fit(train.double().numpy())
+    return tree.kneighbors(queries.double().numpy())
+
+
+def assert_exact(train: torch.Tensor, queries: torch.Tensor, k: int, index: TorchIndex | None = None) -> None:
+    """Right distances, and indices that have them (which of several equally near points comes first is open)."""
+    distances, indices = (index or TorchIndex(train)).query(queries, k)
+    expected, _ = oracle(train, queries, k)
+    digits = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[train.dtype]
+    np.testing.assert_allclose(distances.double().numpy(), expected, rtol=digits, atol=1e-30)
+    direct = (queries.double()[:, None] - train.double()[indices]).norm(dim=-1)
+    np.testing.assert_allclose(direct.numpy(), expected, rtol=digits, atol=1e-30)
+    assert all(len(set(row)) == k for row in indices.tolist())
+
+
+def two_clusters(offset: float, dtype: torch.dtype = torch.float32, dimension: int = 4):
+    generator = torch.Generator().manual_seed(1)
+    train = torch.randn(300, dimension, generator=generator, dtype=dtype)
+    train[:150] += offset
+    train[150:] -= offset
+    return train, train[::7] + 0.5 * torch.randn(43, dimension, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dimension", [1, 2, 64])
+@pytest.mark.parametrize("k", [1, 5, 120])
+def test_random_points(generator, dtype, dimension, k):
+    train = torch.randn(120, dimension, generator=generator, dtype=dtype)
+    queries = torch.randn(30, dimension, generator=generator, dtype=dtype)
+    assert_exact(train, queries, k)
+    assert np.array_equal(TorchIndex(train).query(queries, k)[1].numpy(), oracle(train, queries, k)[1])
+
+
+@pytest.mark.parametrize("k", [1, 3, 20])
+@pytest.mark.parametrize("offset", [1e2, 1e4, 1e6])
+def test_clusters_far_from_the_origin_and_from_each_other(offset, k):
+    train, queries = two_clusters(offset)
+    assert_exact(train, queries, k)
+    assert_exact(train[:150], queries[:20], k)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e8])
+def test_far_clusters_in_float64(offset):
+    assert_exact(*two_clusters(offset, torch.float64), k=3)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_identical_points_have_distance_exactly_zero(generator, dtype, offset):
+    train = offset + torch.randn(200, 50, generator=generator, dtype=dtype)
+    distances, indices = TorchIndex(train).query(train, 1)
+    assert torch.equal(distances, torch.zeros_like(distances))
+    assert torch.equal(indices[:, 0], torch.arange(200))
+
+
+@pytest.mark.parametrize("k", [1, 4, 30])
+def test_many_duplicates(generator, k):
+    points = torch.randn(10, 3, generator=generator)
+    train = points.repeat(20, 1)  # more duplicates than candidates are kept
+    queries = torch.cat([points, torch.randn(10, 3, generator=generator)])
+    assert_exact(train, queries, k)
+    assert TorchIndex(train).query(points, min(k, 20))[0].eq(0).all()
+
+
+@pytest.mark.parametrize("k", [1, 6])
+def test_lattice_with_ties(generator, k):
+    train = torch.cartesian_prod(*[torch.arange(6.0)] * 3)[torch.randperm(216, generator=generator)]
+    assert_exact(train, train[:50] + 0.5, k)
+
+
+def test_all_points_the_same():
+    distances, _ = TorchIndex(torch.ones(40, 2)).query(torch.tensor([[1.0, 1.0], [4.0, 5.0]]), 3)
+    assert torch.equal(distances, torch.tensor([[0.0] * 3, [5.0] * 3]))
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.bfloat16, 1.0), (torch.float16, 1.0), (torch.float16, 100.0)])
+def test_half_precision(generator, dtype, scale):
+    train = (scale * torch.randn(200, 100, generator=generator)).to(dtype)
+    queries = (scale * torch.randn(10, 100, generator=generator)).to(dtype)
+    distances, _ = TorchIndex(train).query(queries, 1)
+    np.testing.assert_allclose(distances.double().numpy(), oracle(train, queries, 1)[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_float32_matrix_products_of_any_precision(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        assert_exact(*two_clusters(10.0, dimension=32), k=2)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("memory", [1, 5000, 20_000, 200_000])
+@pytest.mark.parametrize("k", [1, 7, 60])
+def test_memory_changes_nothing(generator, memory, k):
+    train, queries = torch.randn(60, 3, generator=generator), torch.randn(25, 3, generator=generator)
+    expected = TorchIndex(train).query(queries, k)
+    found = TorchIndex(train, memory).query(queries, k)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_small_memory_makes_many_blocks_of_rows_and_columns(generator, monkeypatch):
+    train, queries = torch.randn(90, 3, generator=generator), torch.randn(600, 3, generator=generator)
+    index = TorchIndex(train, 2**16)  # 16 training points and 256 queries in one block
+    blocks = []
+    inner = TorchIndex._query_block
+    monkeypatch.setattr(TorchIndex, "_query_block", lambda self, q, k: blocks.append(len(q)) or inner(self, q, k))
+    assert_exact(train, queries, 5, index)
+    assert index._columns == 16
+    assert blocks == [256, 256, 88]
+
+
+def test_invariant_to_the_order_and_batches_of_queries(generator):
+    train, queries = torch.randn(150, 5, generator=generator), torch.randn(64, 5, generator=generator)
+    index = TorchIndex(train)
+    distances, indices = index.query(queries, 4)
+    order = torch.randperm(64, generator=generator)
+    assert torch.equal(index.query(queries[order], 4)[0], distances[order])
+    assert torch.equal(torch.cat([index.query(part, 4)[1] for part in queries.split(5)]), indices)
+    assert torch.equal(torch.cat([index.query(part, 4)[0] for part in queries.split(5)]), distances)
+
+
+def test_equivariant_to_the_order_of_training_points(generator):
+    train, queries = torch.randn(150, 5, generator=generator), torch.randn(64, 5, generator=generator)
+    order = torch.randperm(150, generator=generator)
+    distances, indices = TorchIndex(train).query(queries, 4)
+    shuffled, places = TorchIndex(train[order]).query(queries, 4)
+    assert torch.equal(shuffled, distances)
+    assert torch.equal(order[places], indices)
+
+
+def test_queries_take_the_dtype_of_the_points(generator):
+    train = torch.randn(20, 2, generator=generator, dtype=torch.float64)
+    assert TorchIndex(train).query(torch.zeros(3, 2), 1)[0].dtype == torch.float64
+    assert TorchIndex(train.float()).query(torch.zeros(3, 2, dtype=torch.float64), 1)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("k", [0, -1, 6])
+def test_k_out_of_range(k):
+    with pytest.raises(ValueError, match=rf"`k` between 1 and 5 \(training inputs\), got {k}"):
+        TorchIndex(torch.zeros(5, 2)).query(torch.zeros(1, 2), k)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2,), (1, 2, 1)])
+def test_queries_of_another_shape(shape):
+    with pytest.raises(ValueError, match=r"Expected points \(N, 2\), got"):
+        TorchIndex(torch.zeros(5, 2)).query(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(5,), (0, 2), (5, 2, 1)])
+def test_training_points_of_a_wrong_shape(shape):
+    with pytest.raises(ValueError, match=r"Expected training points \(T, P\), got shape"):
+        TorchIndex(torch.zeros(shape))
