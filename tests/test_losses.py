@@ -25,11 +25,10 @@ def doubles(values):
 
 
 def problem_of(posterior, x, pre_distance, y=None, train=None, adjust=None):
-    """A problem without held-out data and spaces, which the losses here do not look at."""
+    """A problem without spaces, which the losses here do not look at."""
     adjust = adjust or Inflate()
     train = Labelled(x, torch.zeros(len(x))) if train is None else train
-    empty = Labelled(x[:0], torch.zeros(0))
-    return Problem(posterior, x, y, pre_distance, adjust(posterior, x), train, empty, adjust, ())
+    return Problem(posterior, x, y, pre_distance, adjust(posterior, x), train, adjust, ())
 
 
 def linear_predictions(likelihood, outputs, draws=8, features=2):

@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 from dapcal.adjust import Inflate
-from dapcal.adjust.base import base_ensemble, outputs_with_spread
+from dapcal.adjust.base import base_ensemble, base_on, outputs_with_spread
 from dapcal.adjust.reweight import Reweight
 from dapcal.data import Data, Labelled, check_inputs, gather, split
 from dapcal.diagnostics import effective_sample_size, importance_of, pareto_k
-from dapcal.distances import Distance, FittedSpace, Space, fit_distance, stack_on_first
+from dapcal.distances import Distance, Space, raw_in
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.gap import GapCrossValidation
-from dapcal.likelihoods import _Classes
+from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.losses import Loss, Problem, Target
 from dapcal.ood_inputs import Chosen, Given, Misclassified, OODInputs
 from dapcal.predictive import Prediction
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
-from dapcal.spaces import informative
-from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Scale
+from dapcal.spaces import measure
+from dapcal.types import Adjustment, DapcalWarning, Ensemble, Posterior, Scale
 
 
 def calibrate(
@@ -70,48 +70,21 @@ def calibrate(
     Returns:
         What the user keeps: call it on inputs.
     """
-    for name, option in (("adjust", adjust), ("loss", loss), ("scale", scale)):
-        if isinstance(option, type):
-            raise TypeError(
-                f"Expected `{name}` as an object, got the class {option.__name__}; write {option.__name__}()"
-            )
-    adjust, loss, scale = adjust or Inflate(), loss or Target(), scale or Exp()
-    if temperature and isinstance(loss, GapCrossValidation):
-        raise ValueError(
-            "temperature=True does not reach the posteriors that gap cross-validation refits; calibrate the likelihood "
-            "inside `refit`"
-        )
-    train_data, held = gather(train, "train"), gather(held_out, "held_out")
-    check_inputs(held.x, "held_out", like=train_data.x)
-    if len(held.x) < 4:
-        raise ValueError(f"Expected at least 4 held-out inputs, got {len(held.x)}; hold out more")
-    train_data, held = _check_targets(posterior, train_data, held)
+    adjust, loss, scale = _options(adjust, loss, scale, temperature)
+    train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"))
     first, second = (held.subset(rows) for rows in split(len(held.x), torch.Generator().manual_seed(seed)))
     if temperature:
         posterior = in_domain(posterior, first)
-    if distance is None:
-        judged = informative(posterior, train_data.x, first)
-        spaces, fitted, further, notes = judged.spaces, judged.distance, judged.further, judged.notes
-    else:
-        several = (distance,) if isinstance(distance, Space) else distance
-        if not isinstance(several, tuple | list) or not all(isinstance(space, Space) for space in several):
-            raise TypeError(
-                f"Expected `distance` as a dapcal.distances.Space or several, got {type(distance).__name__}; wrap a "
-                "projector in Space(projector)"
-            )
-        spaces = tuple(several)
-        fitted, further, notes = fit_distance(spaces, train_data.x, first.x, posterior), (), ()
-    adjusted_first = adjust(posterior, first.x)
-    if not posterior.likelihood.location_variance(adjusted_first(torch.zeros(len(first.x))).outputs).any():
-        raise ValueError(
-            "All draws give the same outputs at all held-out inputs: there is no spread to inflate, move or weight. "
-            "Check that the posterior's draws differ"
-        )
-    raw_first = fitted.raw(first.x)
-    d0_first = fitted.combine(raw_first)
-    chosen = _calibration_inputs(ood, posterior, train_data, first, fitted, d0_first)
-    check_inputs(chosen.x, "ood", like=train_data.x)
-    d0 = fitted(chosen.x)
+    likelihood = posterior.likelihood
+
+    adjusted_first = adjust(posterior, first.x)  # the one forward pass over these inputs
+    first = first._replace(base=_check_spread(likelihood, adjusted_first(torch.zeros(len(first.x)))))
+    measured = measure(distance, posterior, train_data.x, first)
+    raw_first = measured.distance.raw(first.x)
+    d0_first = measured.distance.combine(raw_first)
+
+    chosen = _calibration_inputs(ood, posterior, train_data, first, measured.distance, d0_first)
+    d0 = measured.distance(chosen.x)
     problem = Problem(
         posterior=posterior,
         x=chosen.x,
@@ -119,29 +92,34 @@ def calibrate(
         pre_distance=d0,
         adjusted=adjust(posterior, chosen.x),
         train=train_data,
-        held_out=first,
         adjust=adjust,
-        spaces=spaces,
+        spaces=measured.spaces,
     )
     loss_at = loss(problem)
 
     def evaluate(factor: float) -> Point:
-        log_prob = posterior.likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
+        log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
         return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()))
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
-    typical = torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median()
-    phi, curve = search(evaluate, scale, 1 / (float(typical) * lead), guard, candidates)
-    evidence = _fit_evidence(posterior, fitted, further, adjusted_first, raw_first, first.x, second.x)
+    typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
+    phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates)
+
+    base_second = base_on(posterior, second)
+    further = measured.further
     return Calibrated(
         posterior=posterior,
-        distance=fitted,
+        distance=measured.distance,
         scale=scale,
         phi=phi,
         adjust=adjust,
-        evidence=evidence,
+        evidence=fit_evidence(
+            further,
+            scaling=pieces_of(likelihood, base_on(posterior, first), raw_first, raw_in(further, first.x)),
+            conformal=pieces_of(likelihood, base_second, measured.distance.raw(second.x), raw_in(further, second.x)),
+        ),
         curve=curve,
-        notes=(*notes, f"calibrated on {chosen.origin}"),
+        notes=(*measured.notes, f"calibrated on {chosen.origin}"),
         example=train_data.x[:1].clone(),
     )
 
@@ -208,7 +186,7 @@ class Calibrated:
         ensemble = adjusted(distance)
         if isinstance(self.adjust, Reweight):
             _warn_if_collapsed(ensemble)
-        further = _raw_in(self.evidence.further, x)
+        further = raw_in(self.evidence.further, x)
         score = self.evidence.score(pieces_of(self.posterior.likelihood, base, raw, further))
         gaussian, prior = self.posterior.gaussian, self.posterior.prior
         return Prediction(
@@ -241,13 +219,31 @@ def in_domain(posterior: Posterior, held_out: Labelled) -> Posterior:
     return replace(posterior, likelihood=posterior.likelihood.rescaled(math.exp(best)))
 
 
-def _check_targets(posterior: Posterior, train: Labelled, held_out: Labelled) -> tuple[Labelled, Labelled]:
-    """Targets in the shape the likelihood wants; every held-out class was seen in training."""
+def _options(
+    adjust: Adjustment | None, loss: Loss | None, scale: Scale | None, temperature: bool
+) -> tuple[Adjustment, Loss, Scale]:
+    """Defaults filled in; what cannot work is refused."""
+    for name, option in (("adjust", adjust), ("loss", loss), ("scale", scale)):
+        if isinstance(option, type):
+            raise TypeError(
+                f"Expected `{name}` as an object, got the class {option.__name__}; write {option.__name__}()"
+            )
+    if temperature and isinstance(loss, GapCrossValidation):
+        raise ValueError(
+            "temperature=True does not reach the posteriors that gap cross-validation refits; calibrate the likelihood "
+            "inside `refit`"
+        )
+    return adjust or Inflate(), loss or Target(), scale or Exp()
+
+
+def _check_data(posterior: Posterior, train: Labelled, held_out: Labelled) -> tuple[Labelled, Labelled]:
+    """Inputs of one shape, targets as the likelihood wants them, and every held-out class seen in training."""
+    check_inputs(held_out.x, "held_out", like=train.x)
+    if len(held_out.x) < 4:
+        raise ValueError(f"Expected at least 4 held-out inputs, got {len(held_out.x)}; hold out more")
     one = outputs_with_spread(posterior, train.x[:1])[0]  # (1, C)
-    likelihood = posterior.likelihood
-    train = Labelled(train.x, likelihood.check(one.expand(len(train.x), -1), train.y.to(one.device)))
-    held_out = Labelled(held_out.x, likelihood.check(one.expand(len(held_out.x), -1), held_out.y.to(one.device)))
-    if isinstance(likelihood, _Classes):
+    train, held_out = (_check_targets(posterior.likelihood, one, data) for data in (train, held_out))
+    if isinstance(posterior.likelihood, ClassLikelihood):
         unseen = sorted(set(held_out.y.unique().tolist()) - set(train.y.unique().tolist()))
         if unseen:
             raise ValueError(
@@ -255,6 +251,20 @@ def _check_targets(posterior: Posterior, train: Labelled, held_out: Labelled) ->
                 "(unknown classes belong into `ood`)"
             )
     return train, held_out
+
+
+def _check_targets(likelihood: Likelihood, one: Tensor, data: Labelled) -> Labelled:
+    """Targets as the likelihood wants them, given outputs `one` (1, C) of one input."""
+    return Labelled(data.x, likelihood.check(one.expand(len(data.x), -1), data.y.to(one.device)))
+
+
+def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
+    if not likelihood.location_variance(base.outputs).any():
+        raise ValueError(
+            "All draws give the same outputs at all held-out inputs: there is no spread to inflate, move or weight. "
+            "Check that the posterior's draws differ"
+        )
+    return base
 
 
 def _calibration_inputs(
@@ -274,8 +284,8 @@ def _calibration_inputs(
     elif isinstance(ood, tuple | list) or not callable(ood):
         data = gather(ood, "ood")
         check_inputs(data.x, "ood", like=train.x)
-        one = posterior.outputs(data.x[:1])[0]
-        source = Given(data.x, posterior.likelihood.check(one.expand(len(data.x), -1), data.y.to(one.device)))
+        data = _check_targets(posterior.likelihood, posterior.outputs(data.x[:1])[0], data)
+        source = Given(data.x, data.y)
     else:
         source = ood
     chosen = source(posterior, train, held_out)
@@ -295,27 +305,6 @@ def _calibration_inputs(
     )
     rows = held_out.subset(outside.to(held_out.x.device))
     return Chosen(rows.x, rows.y, f"{len(outside)} held-out inputs outside the radius")
-
-
-def _fit_evidence(
-    posterior: Posterior,
-    distance: Distance,
-    further: tuple[FittedSpace, ...],
-    adjusted_first: Adjusted,
-    raw_first: Tensor,
-    first: Tensor,
-    second: Tensor,
-) -> Evidence:
-    likelihood = posterior.likelihood
-    base_first = adjusted_first(torch.zeros(len(first)))
-    base_second = base_ensemble(likelihood, posterior.outputs(second))
-    scaling = pieces_of(likelihood, base_first, raw_first, _raw_in(further, first))
-    conformal = pieces_of(likelihood, base_second, distance.raw(second), _raw_in(further, second))
-    return fit_evidence(further, scaling, conformal)
-
-
-def _raw_in(spaces: tuple[FittedSpace, ...], x: Tensor) -> Tensor:
-    return stack_on_first([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x))
 
 
 def _warn_if_collapsed(ensemble: Ensemble) -> None:

@@ -9,25 +9,28 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dapcal.types import Ensemble
+
 Data = tuple[Tensor, Tensor] | Dataset | DataLoader
 """What the public functions take: (inputs, targets), a Dataset of pairs, or a DataLoader of batches of pairs."""
 
 
 class Labelled(NamedTuple):
-    """Inputs and targets in memory."""
+    """Inputs and targets in memory, and what the base posterior says of them where that is known already."""
 
     x: Tensor  # (N, ...)
     y: Tensor  # (N,) or (N, K)
+    base: Ensemble | None = None
 
     def subset(self, index: Tensor) -> Labelled:
-        """The rows at `index`."""
+        """The rows at `index`, without `base`."""
         return Labelled(self.x[index], self.y[index])
 
 
 def gather(data: Data, name: str) -> Labelled:
     """All inputs and targets as two tensors; `name` is what errors call them."""
     if isinstance(data, Labelled):
-        x, y = data
+        x, y = data.x, data.y
     elif isinstance(data, tuple | list):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
             raise TypeError(f"Expected `{name}` as a pair of tensors (inputs, targets), got {_describe(data)}")

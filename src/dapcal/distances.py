@@ -238,7 +238,7 @@ class Distance:
 
     def raw(self, x: Tensor) -> Tensor:
         """Raw distances in every space, (spaces, N)."""
-        return stack_on_first([space.raw(x) for space in self.spaces])
+        return raw_in(self.spaces, x)
 
     def combine(self, raw: Tensor) -> Tensor:
         """d0 (N,) from raw distances (spaces, N)."""
@@ -246,12 +246,12 @@ class Distance:
 
     def joint(self, x: Tensor) -> Tensor:
         """d0 of the inputs as one set, a scalar."""
-        return stack_on_first([space.joint(x) for space in self.spaces]).max()
+        return _stack([space.joint(x) for space in self.spaces]).max()
 
 
-def stack_on_first(values: list[Tensor]) -> Tensor:
-    """Stacked on the device of the first: features live where the model is, inputs where the data are."""
-    return torch.stack([value.to(values[0].device) for value in values])
+def raw_in(spaces: tuple[FittedSpace, ...], x: Tensor) -> Tensor:
+    """Raw distances in some spaces, (spaces, N)."""
+    return _stack([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x))
 
 
 def fit_distance(
@@ -262,3 +262,8 @@ def fit_distance(
     if not several:
         raise ValueError("Expected at least one space to measure distances in, got none")
     return Distance(tuple(space.fit(train, held_out, posterior) for space in several))
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    """Stacked on the device of the first: features live where the model is, inputs where the data are."""
+    return torch.stack([value.to(values[0].device) for value in values])

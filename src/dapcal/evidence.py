@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dapcal.distances import FittedSpace
-from dapcal.likelihoods import Likelihood, _Classes
+from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.types import Ensemble
 
 
@@ -45,7 +45,7 @@ class Evidence:
 
 def pieces_of(likelihood: Likelihood, base: Ensemble, raw: Tensor, further: Tensor) -> Tensor:
     """Evidence (M, N) from the base posterior and raw distances (spaces, N)."""
-    if isinstance(likelihood, _Classes):
+    if isinstance(likelihood, ClassLikelihood):
         doubt = likelihood.entropy(base)
     else:
         epistemic = likelihood.variance(base) - likelihood.aleatoric(base)

@@ -115,7 +115,7 @@ def normalised(ensemble: Ensemble) -> Ensemble:
     return ensemble._replace(log_weights=log_weights - torch.logsumexp(log_weights, 0))
 
 
-class _Classes(Likelihood):
+class ClassLikelihood(Likelihood):
     """What Categorical and Bernoulli share: class logits, and tempering by an analytic spread."""
 
     temperature: float
@@ -181,7 +181,7 @@ class _Classes(Likelihood):
 
 
 @dataclass(frozen=True)
-class Categorical(_Classes):
+class Categorical(ClassLikelihood):
     """K classes, outputs are K logits (N, K)."""
 
     temperature: float = 1.0
@@ -205,7 +205,7 @@ class Categorical(_Classes):
 
 
 @dataclass(frozen=True)
-class Bernoulli(_Classes):
+class Bernoulli(ClassLikelihood):
     """Two classes, outputs are one logit of class 1 (N, 1); probabilities have two columns."""
 
     temperature: float = 1.0
@@ -226,7 +226,7 @@ class Bernoulli(_Classes):
         return _check_labels(y, outputs.shape[-2], 2)
 
 
-class _Normal(Likelihood):
+class NormalLikelihood(Likelihood):
     """What both Gaussian likelihoods share: moments, densities, samples and intervals of a location and a noise."""
 
     def _location_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -281,7 +281,7 @@ class _Normal(Likelihood):
 
 
 @dataclass(frozen=True)
-class Gaussian(_Normal):
+class Gaussian(NormalLikelihood):
     """Targets with one noise level, learnt with the network; outputs are the K locations (N, K)."""
 
     noise: float | Tensor = 1.0
@@ -312,7 +312,7 @@ class Gaussian(_Normal):
 
 
 @dataclass(frozen=True)
-class NoiseHead(_Normal):
+class NoiseHead(NormalLikelihood):
     """Gaussian targets whose noise depends on the input: outputs are K locations and K raw noises (N, 2K).
 
     The noise's standard deviation is softplus(raw) + floor, times `factor`. Only the locations are inflated.

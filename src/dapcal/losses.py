@@ -17,7 +17,7 @@ from dapcal.adjust.base import base_ensemble
 from dapcal.adjust.reweight import ClosedForm
 from dapcal.adjust.transport import Transport
 from dapcal.data import Labelled
-from dapcal.likelihoods import _Classes
+from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
@@ -35,7 +35,6 @@ class Problem(NamedTuple):
     pre_distance: Tensor  # d0, (N,)
     adjusted: Adjusted  # d -> the posterior adjusted at x
     train: Labelled
-    held_out: Labelled  # the half that chooses φ
     adjust: Adjustment
     spaces: tuple[Space, ...]  # what the distance is fitted from
 
@@ -66,7 +65,7 @@ class Target:
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """Squared distance from the target."""
         likelihood = problem.posterior.likelihood
-        classes = isinstance(likelihood, _Classes)
+        classes = isinstance(likelihood, ClassLikelihood)
         base = problem.adjusted(torch.zeros_like(problem.pre_distance))
         if self.gamma is not None:
             gamma = torch.tensor(self.gamma, dtype=torch.float64, device=base.outputs.device)

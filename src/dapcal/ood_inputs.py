@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import base_ensemble
+from dapcal.adjust.base import base_on
 from dapcal.data import Labelled
-from dapcal.likelihoods import _Classes
+from dapcal.likelihoods import ClassLikelihood
 from dapcal.types import DapcalWarning, Posterior
 
 FEWEST = 10
@@ -93,7 +93,7 @@ class Hardest:
 
     def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
         """The worst fraction."""
-        base = base_ensemble(posterior.likelihood, posterior.outputs(held_out.x))
+        base = base_on(posterior, held_out)
         number = max(1, round(self.fraction * len(held_out.x)))
         worst = posterior.likelihood.log_prob(base, held_out.y.to(base.outputs.device)).argsort()[:number].cpu()
         chosen = held_out.subset(worst.to(held_out.x.device))
@@ -106,9 +106,9 @@ class Misclassified:
 
     def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:
         """Wrong ones, or the hardest."""
-        if not isinstance(posterior.likelihood, _Classes):
+        if not isinstance(posterior.likelihood, ClassLikelihood):
             return Hardest()(posterior, train, held_out)
-        base = base_ensemble(posterior.likelihood, posterior.outputs(held_out.x))
+        base = base_on(posterior, held_out)
         labels = posterior.likelihood.mean(base).argmax(-1).to(held_out.y.device)
         wrong = torch.nonzero(labels != held_out.y).flatten()
         if len(wrong) < FEWEST:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
-from dapcal.likelihoods import Interval, Likelihood, _Classes, expectation
+from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, expectation
 from dapcal.types import Ensemble
 
 
@@ -59,7 +59,7 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """Class probabilities, (N, K)."""
-        if not isinstance(self.likelihood, _Classes):
+        if not isinstance(self.likelihood, ClassLikelihood):
             raise TypeError("`probs` is for classification; regression has `mean` and `variance`")
         return self.mean
 
@@ -83,7 +83,7 @@ class Prediction:
         """Entropy of the predictive distribution (differential in regression), (N,)."""
         entropy = self.likelihood.entropy(self.ensemble)
         # unnormalised weights above 1 can make −Σ p log p negative
-        return self._like_outputs(entropy.clamp_min(0) if isinstance(self.likelihood, _Classes) else entropy)
+        return self._like_outputs(entropy.clamp_min(0) if isinstance(self.likelihood, ClassLikelihood) else entropy)
 
     @cached_property
     def mutual_information(self) -> Tensor:

@@ -8,6 +8,7 @@ outliers come out farther than held-out inputs: at least one kind clearly, and n
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from dapcal.adjust.base import base_ensemble
+from dapcal.adjust.base import base_on
 from dapcal.data import Labelled
-from dapcal.distances import Distance, FittedSpace, Space, fit_radius
-from dapcal.likelihoods import _Classes
+from dapcal.distances import Distance, FittedSpace, Space, fit_distance, fit_radius
+from dapcal.likelihoods import ClassLikelihood
 from dapcal.networks import execution_order
 from dapcal.ood_inputs import FEWEST
 from dapcal.projectors import Features, Identity, last_linear
@@ -30,8 +31,8 @@ NEARER = 0.45  # AUROC of synthetic outliers under which they count as nearer th
 _PROBES = 1000  # held-out inputs that the tests look at
 
 
-class Judged(NamedTuple):
-    """Spaces that count, fitted; further ones as evidence for the OOD score; what was found, in words."""
+class Measured(NamedTuple):
+    """Spaces that count, and fitted; further ones as evidence for the OOD score; what was found, in words."""
 
     spaces: tuple[Space, ...]
     distance: Distance
@@ -39,7 +40,22 @@ class Judged(NamedTuple):
     notes: tuple[str, ...]
 
 
-def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius: float | None = 0.9) -> Judged:
+def measure(
+    distance: Space | Sequence[Space] | None, posterior: Posterior, train: Tensor, held_out: Labelled
+) -> Measured:
+    """The spaces that were asked for, fitted; by default those that are informative."""
+    if distance is None:
+        return informative(posterior, train, held_out)
+    several = (distance,) if isinstance(distance, Space) else distance
+    if not isinstance(several, tuple | list) or not all(isinstance(space, Space) for space in several):
+        raise TypeError(
+            f"Expected `distance` as a dapcal.distances.Space or several, got {type(distance).__name__}; wrap a "
+            "projector in Space(projector)"
+        )
+    return Measured(tuple(several), fit_distance(several, train, held_out.x, posterior), (), ())
+
+
+def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius: float | None = 0.9) -> Measured:
     """The default distance: features and inputs, each only where it is informative.
 
     Args:
@@ -57,7 +73,7 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
     for space in candidates:
         fitted = Space(space.projector, space.metric, None, space.name).fit(train, held_out.x, posterior)
         raw = fitted.raw(held_out.x)
-        own = _errors_predicted(raw, hardness, isinstance(posterior.likelihood, _Classes))
+        own = _errors_predicted(raw, hardness, isinstance(posterior.likelihood, ClassLikelihood))
         inside = raw[:_PROBES]
         separated = {kind: auroc(fitted.raw(x), inside) for kind, x in outliers.items()}
         synthetic = max(separated.values()) if min(separated.values()) >= NEARER else min(separated.values())
@@ -90,7 +106,7 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
     if any(isinstance(space.projector, Features) for _, space, _ in chosen):
         unit = Space(Features(unit=True), radius=None, name="normalised features")
         further = (unit.fit(train, held_out.x, posterior),)
-    return Judged(
+    return Measured(
         spaces=tuple(space for _, space, _ in chosen),
         distance=Distance(tuple(_with_radius(fitted, raws[fitted.name], radius) for _, _, fitted in chosen)),
         further=further,
@@ -138,9 +154,9 @@ def _runs_first(network: torch.nn.Module, layer: str, x: Tensor) -> bool:
 def _hardness(posterior: Posterior, held_out: Labelled) -> Tensor:
     """How wrong the base posterior is: 1 for misclassified inputs, |error| in regression, (N,)."""
     likelihood = posterior.likelihood
-    base = base_ensemble(likelihood, posterior.outputs(held_out.x))
+    base = base_on(posterior, held_out)
     y = held_out.y.to(base.outputs.device)
-    if not isinstance(likelihood, _Classes):
+    if not isinstance(likelihood, ClassLikelihood):
         return (likelihood.mean(base) - y).abs().mean(-1)
     wrong = likelihood.mean(base).argmax(-1) != y
     if FEWEST <= int(wrong.sum()) <= len(wrong) - FEWEST:

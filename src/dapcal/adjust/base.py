@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from dapcal.data import Labelled
 from dapcal.likelihoods import Likelihood
 from dapcal.types import Ensemble, Posterior
 
@@ -20,6 +21,11 @@ def base_ensemble(likelihood: Likelihood, outputs: Tensor) -> Ensemble:
         log_weights=torch.full((draws, n), -math.log(draws), dtype=torch.float64, device=outputs.device),
         spread=torch.zeros((n, 1), dtype=torch.float64, device=outputs.device),
     )
+
+
+def base_on(posterior: Posterior, data: Labelled) -> Ensemble:
+    """The base posterior at labelled inputs, by a forward pass only where it is not known already."""
+    return base_ensemble(posterior.likelihood, posterior.outputs(data.x)) if data.base is None else data.base
 
 
 def outputs_with_spread(posterior: Posterior, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from dapcal.adjust.base import base_ensemble, outputs_with_spread
 from dapcal.diagnostics import pareto_smooth
 from dapcal.interpolation import Tabulated
-from dapcal.likelihoods import _Classes
+from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Prior
@@ -154,7 +154,7 @@ class Reweight:
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the draws; every distance is free after that."""
-        if self.complete and not isinstance(posterior.likelihood, _Classes):
+        if self.complete and not isinstance(posterior.likelihood, ClassLikelihood):
             raise ValueError(
                 "`complete` needs a most uncertain answer, which only classification has; use Inflate() for regression"
             )
