@@ -25,22 +25,23 @@ class TorchIndex:
 
     Args:
         points: training points (T, P).
-        memory: bytes for one block of distances, about.
+        memory: bytes that a search may take beside points and queries, about.
     """
 
     points: Tensor
     memory: int = 2**28
     _center: Tensor = field(init=False, repr=False)
-    _squares: Tensor = field(init=False, repr=False)
+    _reach: float = field(init=False, repr=False)  # largest squared distance of a point from the center
 
     def __post_init__(self) -> None:
         if self.points.dtype == torch.float16:  # squares overflow
             object.__setattr__(self, "points", self.points.float())
         if self.points.ndim != 2 or not len(self.points):
             raise ValueError(f"Expected training points (T, P), got shape {tuple(self.points.shape)}")
-        center = self.points.double().mean(0).to(self.points.dtype)
+        center = self.points.mean(0, dtype=torch.float64).to(self.points.dtype)
+        reach = max(float(((block - center) ** 2).sum(1).max()) for block in self.points.split(self._block))
         object.__setattr__(self, "_center", center)
-        object.__setattr__(self, "_squares", ((self.points - center) ** 2).sum(1))
+        object.__setattr__(self, "_reach", reach)
 
     def query(self, points: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
         """Distances (N, k), ascending, and indices (N, k)."""
@@ -50,14 +51,13 @@ class TorchIndex:
         if points.ndim != 2 or points.shape[1] != self.points.shape[1]:
             raise ValueError(f"Expected points (N, {self.points.shape[1]}), got {tuple(points.shape)}")
         points = points.to(self.points)
-        rows = max(1, self.memory // (4 * points.element_size() * min(total, self._columns)))
-        found = [self._query_block(block, k) for block in points.split(rows)]
+        found = [self._query_block(block, k) for block in points.split(self._block)]
         return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
 
     @property
-    def _columns(self) -> int:
-        """Training points in one block; at least 256 queries are worth a block."""
-        return max(1, self.memory // (4 * self.points.element_size() * 256))
+    def _block(self) -> int:
+        """Rows of points or queries whose copy in float64 takes a quarter of the memory."""
+        return max(1, self.memory // (4 * 8 * max(64, self.points.shape[1])))
 
     def _query_block(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
         total = len(self.points)
@@ -77,13 +77,12 @@ class TorchIndex:
         return distances, indices
 
     def _direct(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        rows = max(1, self.memory // (4 * query.element_size() * len(query)))
-        exact = torch.cat([(query - block).norm(dim=1) for block in self.points.split(rows)])
+        exact = torch.cat([(query - block).norm(dim=1) for block in self.points.split(self._block)])
         values, order = exact.sort(stable=True)
         return values[:k], order[:k]
 
     def _doubtful(self, queries: Tensor, approximate: Tensor, distances: Tensor, roundoff: float) -> Tensor:
-        scale = ((queries - self._center) ** 2).sum(1) + self._squares.max()
+        scale = ((queries - self._center) ** 2).sum(1) + self._reach
         error = 4 * roundoff * queries.shape[1] ** 0.5 * scale
         # ties at the end of the candidates are no doubt: a point left out would be no nearer, but for rounding
         slack = 1 - 4 * torch.finfo(distances.dtype).eps
@@ -101,13 +100,16 @@ class TorchIndex:
         squares = (queries**2).sum(1, keepdim=True)
         best = torch.full((len(queries), kept), torch.inf, dtype=dtype, device=queries.device)
         where = torch.zeros_like(best, dtype=torch.long)
-        for start in range(0, len(self.points), self._columns):
-            block = self.points[start : start + self._columns].to(dtype) - self._center.to(dtype)
+        for start in range(0, len(self.points), self._block):
+            block = self.points[start : start + self._block].to(dtype) - self._center.to(dtype)
             norms = (block**2).sum(1)
-            block_squares = torch.addmm(norms[None], queries, block.T, alpha=-2).add_(squares)
-            values, index = block_squares.topk(min(kept, len(block)), 1, largest=False)
-            best, order = torch.cat([best, values], 1).topk(kept, 1, largest=False)
-            where = torch.cat([where, index + start], 1).gather(1, order)
+            step = max(1, self.memory // (4 * 8 * len(block)))
+            for row in range(0, len(queries), step):
+                rows = slice(row, row + step)
+                product = torch.addmm(norms[None], queries[rows], block.T, alpha=-2).add_(squares[rows])
+                values, index = product.topk(min(kept, len(block)), 1, largest=False)
+                best[rows], order = torch.cat([best[rows], values], 1).topk(kept, 1, largest=False)
+                where[rows] = torch.cat([where[rows], index + start], 1).gather(1, order)
         return best, where
 
     def _rerank(self, queries: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
