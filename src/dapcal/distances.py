@@ -126,13 +126,14 @@ class MMD:
 
     def kernel_sums(self, points: Tensor) -> Tensor:
         """Σ_i exp(−‖x_i − z‖²/(2ℓ²)), (N,) in float64, by blocks."""
-        rows = max(1, self.memory // (8 * 4 * len(self.points)))
-        training = self.points.double()
-        sums = []
-        for block in points.to(self.points).split(rows):
-            squared = torch.cdist(block.double(), training) ** 2
-            sums.append(torch.exp(-squared / (2 * self.length_scale**2)).sum(1))
-        return torch.cat(sums)
+        columns = max(1, self.memory // (4 * 8 * max(64, self.points.shape[1])))
+        rows = max(1, self.memory // (4 * 8 * min(columns, len(self.points))))
+        sums = torch.zeros(len(points), dtype=torch.float64, device=self.points.device)
+        for training in self.points.split(columns):
+            for block, part in zip(points.to(self.points).split(rows), sums.split(rows), strict=True):
+                squared = torch.cdist(block.double(), training.double()) ** 2
+                part += torch.exp(-squared / (2 * self.length_scale**2)).sum(1)
+        return sums
 
 
 @dataclass(frozen=True)

@@ -213,6 +213,7 @@ def _map(
     for label, colour in ((0, "white"), (1, ORANGE)):
         axes.scatter(*x[y == label].T.numpy(), s=2.5, c=colour, lw=0, alpha=0.8)
     axes.set(title=title, xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
     return image
 
 
