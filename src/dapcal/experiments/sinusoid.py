@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dapcal import adjust, ood_inputs
-from dapcal.calibrate import Calibrated, calibrate
+from dapcal import ood_inputs
+from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.experiments.both import calibrate_both
 from dapcal.experiments.plots import BLUE, GREY, RED, calibration_panel, new_figure, style
 from dapcal.experiments.records import (
     Experiment,
@@ -55,21 +56,10 @@ def run(seed: int, progress: Progress) -> Outcome:
     x = train[0]
     centers = torch.stack([x.min() - 0.3, torch.zeros(()), x.max() + 0.3])[:, None]
     outside = ood_inputs.Around(centers, deviation=0.1, seed=seed)
-    progress("calibrating", 0, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DapcalWarning)
-        ours = calibrate(posterior, train=train, held_out=held_out, ood=outside)
-        progress("calibrating", 1, 2)
-        papers = calibrate(
-            posterior,
-            train=train,
-            held_out=held_out,
-            ood=outside,
-            distance=Space(Identity(), radius=None, name="inputs"),
-            adjust=adjust.Reweight(),
-            guard=None,
-        )
-        progress("calibrating", 2, 2)
+        space = Space(Identity(), radius=None, name="inputs")
+        ours, papers = calibrate_both(posterior, train, held_out, outside, space, progress)
         numbers = {
             "experiment": "sinusoid",
             "seed": seed,

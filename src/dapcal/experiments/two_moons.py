@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dapcal import adjust, ood_inputs
-from dapcal.calibrate import Calibrated, calibrate
+from dapcal import ood_inputs
+from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.experiments.both import calibrate_both
 from dapcal.experiments.plots import ORANGE, calibration_panel, mesh, new_figure, style
 from dapcal.experiments.records import (
     Experiment,
@@ -56,21 +57,10 @@ def run(seed: int, progress: Progress) -> Outcome:
     train, held_out = moons(POINTS, NOISE, generator), moons(POINTS, NOISE, generator)
     posterior = _fit(train, seed, progress)
     around = ood_inputs.Around(deviation=0.1, seed=seed)
-    progress("calibrating", 0, 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DapcalWarning)
-        ours = calibrate(posterior, train=train, held_out=held_out, ood=around)
-        progress("calibrating", 1, 2)
-        papers = calibrate(
-            posterior,
-            train=train,
-            held_out=held_out,
-            ood=around,
-            distance=Space(Features(), radius=None, name="features"),
-            adjust=adjust.Reweight(),
-            guard=None,
-        )
-        progress("calibrating", 2, 2)
+        space = Space(Features(), radius=None, name="features")
+        ours, papers = calibrate_both(posterior, train, held_out, around, space, progress)
         grid, shape = mesh(LOW, HIGH, 161)
         far = torch.cdist(grid, train[0]).min(1).values > FAR
         numbers = {

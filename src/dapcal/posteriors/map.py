@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from dapcal.data import Data, in_memory, minibatches, size
+from dapcal.data import Data, in_memory, size
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.training import Progress, minimise
 from dapcal.prior import Aware, make_prior
-
-Progress = Callable[[int, float], None]
-"""Called after every epoch with its number (from 1) and the mean loss per training input."""
 
 
 def fit(
@@ -56,27 +52,23 @@ def fit(
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
     free = {n: t.to(device).requires_grad_() for n, t in likelihood.free().items()}
-    optimiser = torch.optim.Adam([*parameters, *free.values()], lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(epochs, 1))
-    generator = torch.Generator().manual_seed(seed)
-    for epoch in range(1, epochs + 1):
-        total = 0.0
-        for x, y in minibatches(data, batch_size, generator):
-            outputs = one_column(as_tensor(module(x.to(device))))
-            targets = likelihood.check(outputs, y.to(device))
-            penalty = sum((p**2).sum() for p in parameters) / (2 * prior_scale**2 * count)
-            loss = penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total += loss.item() * len(x)
-        if not math.isfinite(total):
-            raise ValueError(
-                f"The loss became {total} in epoch {epoch}; lower `learning_rate` or scale the inputs and targets"
-            )
-        schedule.step()
-        if progress is not None:
-            progress(epoch, total / count)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        outputs = one_column(as_tensor(module(x.to(device))))
+        targets = likelihood.check(outputs, y.to(device))
+        penalty = torch.stack([(p**2).sum() for p in parameters]).sum() / (2 * prior_scale**2 * count)
+        return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
+
+    minimise(
+        loss,
+        [*parameters, *free.values()],
+        data,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        generator=torch.Generator().manual_seed(seed),
+        progress=progress,
+    )
     learnt = likelihood.at({n: t.detach() for n, t in free.items()})
     return point(module, learnt, prior_scale=prior_scale, aware=aware)
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dapcal.data import Data, in_memory, minibatches, size
+from dapcal.data import Data, in_memory, size
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
-from dapcal.posteriors.map import Progress
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.training import Progress, minimise
 from dapcal.prior import Aware, make_prior
 
 
@@ -67,34 +67,30 @@ def fit(
     mean = layout.flatten(random).requires_grad_()
     log_scale = torch.full_like(mean, math.log(initial_scale)).requires_grad_()
     free = {n: t.to(mean.device).requires_grad_() for n, t in likelihood.free().items()}
-    optimiser = torch.optim.Adam([mean, log_scale, *free.values()], lr=learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(epochs, 1))
     generator = torch.Generator().manual_seed(seed)
 
     def forward(vector: Tensor, x: Tensor) -> Tensor:
         return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
 
-    for epoch in range(1, epochs + 1):
-        total = 0.0
-        for x, y in minibatches(data, batch_size, generator):
-            noise = torch.randn(samples, len(mean), generator=generator, dtype=mean.dtype).to(mean.device)
-            theta = mean + log_scale.exp() * noise  # (samples, P)
-            moved = x.to(mean.device)
-            outputs = forward(theta[0], moved)[None] if samples == 1 else vmap(forward, (0, None))(theta, moved)
-            targets = likelihood.check(outputs, y.to(mean.device))
-            kl = divergence(mean, log_scale, prior_scale)
-            loss = kl_weight * kl / count - likelihood.at(free).log_likelihood(outputs, targets).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            total += loss.item() * len(x)
-        if not math.isfinite(total):
-            raise ValueError(
-                f"The loss became {total} in epoch {epoch}; lower `learning_rate` or scale the inputs and targets"
-            )
-        schedule.step()
-        if progress is not None:
-            progress(epoch, total / count)
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        noise = torch.randn(samples, len(mean), generator=generator, dtype=mean.dtype).to(mean.device)
+        theta = mean + log_scale.exp() * noise  # (samples, P)
+        moved = x.to(mean.device)
+        outputs = forward(theta[0], moved)[None] if samples == 1 else vmap(forward, (0, None))(theta, moved)
+        targets = likelihood.check(outputs, y.to(mean.device))
+        penalty = kl_weight * divergence(mean, log_scale, prior_scale) / count
+        return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
+
+    minimise(
+        loss,
+        [mean, log_scale, *free.values()],
+        data,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        generator=generator,
+        progress=progress,
+    )
     gaussian = DiagonalGaussian(mean.detach(), (2 * log_scale.detach()).exp())
     return NetworkPosterior(
         model=module,
