@@ -442,7 +442,7 @@ def test_not_a_number_in_a_tensor_is_refused(path):
     draws = calibrated.posterior.draws.clone()
     draws[0, 0] = math.nan
     replace(calibrated, posterior=replace(calibrated.posterior, draws=draws)).save(path)
-    with pytest.raises(ValueError, match=r"NaN in .*draws.*calibrate again"):
+    with pytest.raises(ValueError, match=r"NaN or inf in .*draws.*calibrate again"):
         dapcal.load(path, network())
 
 

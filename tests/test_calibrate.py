@@ -175,7 +175,7 @@ def test_more_values_of_phi_cost_no_forward_pass(adjust, distance):
 def test_phi_minimises_the_loss_among_what_the_guard_allows():
     curve, phi = calibrated().curve, calibrated().phi
     assert (curve.phi.diff() > 0).all()
-    allowed = curve.nll <= curve.guard
+    allowed = curve.nll + curve.error <= curve.guard
     assert allowed.any()
     assert not allowed.all()
     best = int(torch.where(allowed, curve.loss, torch.inf).argmin())
@@ -536,7 +536,7 @@ def test_every_loss_runs_through_calibrate(loss, adjust):
     assert math.isfinite(result.phi)
     assert result.curve.loss.isfinite().all()
     assert result.curve.loss.max() > result.curve.loss.min()
-    allowed = torch.where(result.curve.nll <= result.curve.guard, result.curve.loss, torch.inf)
+    allowed = torch.where(result.curve.nll + result.curve.error <= result.curve.guard, result.curve.loss, torch.inf)
     assert float(result.curve.phi[allowed.argmin()]) == result.phi
     assert result(FAR).probs.isfinite().all()
 
@@ -574,3 +574,27 @@ class Constant:
 
 def test_a_loss_of_ones_own():
     assert calibrate(loss=Constant(), guard=None).factor == pytest.approx(2.0, rel=0.02)
+
+
+def test_the_guard_counts_its_own_uncertainty():
+    """The rise of the NLL plus its standard error stays within the guard, so few held-out inputs make φ cautious."""
+    curve, phi = calibrated().curve, calibrated().phi
+    at = int((curve.phi == phi).nonzero())
+    assert curve.error[at] > 0
+    assert curve.nll[at] + curve.error[at] <= curve.guard < curve.base_nll + 0.01 + 1e-6
+
+
+def test_unknown_classes_may_be_ood_inputs():
+    """Labels of OOD inputs are looked at only by losses that need them."""
+    result = calibrate(ood=(FAR, torch.full((len(FAR),), 99)))
+    assert result.phi == calibrate(ood=FAR).phi
+
+
+@pytest.mark.filterwarnings("ignore:No distance improves")
+def test_the_log_predictive_is_read_on_all_held_out_inputs_by_default():
+    assert calibrate(ood=None, loss=dapcal.losses.LogPredictive()).notes[-1] == "calibrated on all held-out inputs"
+
+
+def test_a_calibrated_posterior_has_a_short_repr():
+    assert repr(calibrated()).startswith("Calibrated(phi=")
+    assert len(repr(calibrated())) < 200

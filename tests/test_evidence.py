@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom
 
 from dapcal.adjust.base import base_ensemble
-from dapcal.evidence import Evidence, fit_evidence, pieces_of, unknown
+from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.9)
@@ -83,15 +83,22 @@ def test_standardisation_formula():
     np.testing.assert_allclose(evidence.held_out.numpy(), np.sort(expected))
 
 
-def test_score_does_not_depend_on_units():
-    pieces = torch.randn(2, 41, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    units = torch.tensor([[3.0], [1e-4]], dtype=torch.float64)
+def test_score_does_not_depend_on_the_units_of_distances():
+    pieces = torch.rand(3, 41, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    units = torch.tensor([[1.0], [3e5], [1e-4]], dtype=torch.float64)
     one = fit_evidence((), pieces[:, :20], pieces[:, 20:40]).score(pieces[:, 40:])
-    two = fit_evidence((), units * pieces[:, :20] + 7, units * pieces[:, 20:40] + 7).score(units * pieces[:, 40:] + 7)
+    two = fit_evidence((), units * pieces[:, :20], units * pieces[:, 20:40]).score(units * pieces[:, 40:])
     torch.testing.assert_close(one, two)
 
 
-@pytest.mark.parametrize("constant", [0.0, -708.4, 0.3])
+def test_entropies_that_hardly_vary_do_not_swamp_the_distances():
+    """A saturated network's entropies: their scale is floored at 0.01 nats, a distance's at 1 % of its median."""
+    pieces = torch.tensor([[1e-7], [5.0]]) * (1 + 1e-4 * torch.randn(2, 50, generator=torch.Generator().manual_seed(0)))
+    evidence = fit_evidence((), pieces.double(), pieces.double())
+    torch.testing.assert_close(evidence.scale, torch.tensor([0.01, 0.05]).double(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("constant", [0.0, 70.0, 0.3])
 def test_a_constant_piece_adds_nothing_inside(constant):
     varying = torch.randn(1, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     pieces = torch.cat([varying, torch.full_like(varying, constant)])
@@ -99,7 +106,7 @@ def test_a_constant_piece_adds_nothing_inside(constant):
     alone = fit_evidence((), varying[:, :30], varying[:, 30:])
     torch.testing.assert_close(evidence.score(pieces), alone.score(varying))
     assert (evidence.scale > 0).all()
-    far = evidence.score(torch.tensor([[0.0], [constant + 1.0]], dtype=torch.float64))
+    far = evidence.score(torch.tensor([[0.0], [1.5 * constant + 1.0]], dtype=torch.float64))
     assert far.isfinite().all()
     assert evidence.p_value(far).item() == pytest.approx(1 / 31)
 
@@ -127,7 +134,3 @@ def test_pieces_without_spread_are_finite():
     outputs = torch.ones(3, 4, 1)
     pieces = pieces_of(Gaussian(), base_ensemble(Gaussian(), outputs), torch.zeros(1, 4), torch.empty(0, 4))
     assert pieces.isfinite().all()
-
-
-def test_unknown_scores_are_nan():
-    assert unknown(3, torch.device("cpu")).isnan().tolist() == [True] * 3

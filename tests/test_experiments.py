@@ -148,7 +148,7 @@ def test_the_result_files_meet_what_is_promised():
     assert abs(moons["held_out_accuracy"][1] - moons["held_out_accuracy"][0]) <= 0.003
     assert moons["held_out_nll"][1] - moons["held_out_nll"][0] <= 0.01
     assert min(waves["band_over_training_q95"][1]) >= 3
-    assert max(waves["band_widening_on_training_inputs_mean_max"]) <= 1.1
+    assert max(waves["band_widening_in_clusters_mean_max"]) <= 1.1
 
 
 @pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")

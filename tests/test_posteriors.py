@@ -589,3 +589,22 @@ def test_stacked_predictions_are_passed_on():
 def test_bad_stacked_predictions_are_refused(function, message):
     with pytest.raises(ValueError, match=message):
         StackedPredictions(function, Gaussian()).outputs(torch.ones(3, 2))
+
+
+def test_a_prior_scale_by_name_pattern_reaches_the_fits():
+    """A tight prior on one layer shrinks that layer alone, in MAP and in the variational posterior."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    data = x, x.sum(1, keepdim=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    scales = {"0.*": 0.01, "*": 1.0}
+    options = {"epochs": 100, "learning_rate": 0.02, "prior_scale": scales}
+    point = map_posterior.fit(model, Gaussian(0.5), data, **options)
+    spread = variational.fit(model, Gaussian(0.5), data, **options)
+    for posterior in (point, spread):
+        parts = posterior.layout.unflatten(posterior.center)
+        assert parts["0.weight"].abs().max() < 0.1 < parts["2.weight"].abs().max()
+    deviations = spread.layout.unflatten(spread.gaussian.variance.sqrt())
+    assert deviations["0.weight"].max() < 0.05

@@ -236,16 +236,17 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         description = None
     if not isinstance(description, dict):
         raise ValueError(f"{path} was changed after it was saved (its description is no JSON object); save it again")
-    if description.get("version") != VERSION:
+    if description.get("format") != FORMAT or description.get("version") != VERSION:
         raise ValueError(
             f"{path} has format version {description.get('version')}, this dapcal reads version {VERSION}; "
             "use the version of dapcal that wrote it, or a later one"
         )
     if _digest(metadata["dapcal"], tensors) != metadata.get("sha256"):
         raise ValueError(f"{path} was changed after it was saved (its checksum does not match); save it again")
-    infinite = [n for n, t in tensors.items() if t.is_floating_point() and t.isnan().any()]
+    # the curve alone may hold NaN or inf: where weights overflow the loss is not defined
+    infinite = [n for n, t in tensors.items() if ".curve." not in n and not t.isfinite().all()]
     if infinite:
-        raise ValueError(f"{path} holds NaN in {infinite[:4]}; calibrate again")
+        raise ValueError(f"{path} holds NaN or inf in {infinite[:4]}; calibrate again")
     return description, tensors
 
 

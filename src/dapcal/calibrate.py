@@ -24,8 +24,8 @@ from dapcal.distances import Distance, Space, raw_in
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.gap import GapCrossValidation
 from dapcal.likelihoods import ClassLikelihood, Likelihood
-from dapcal.losses import Loss, Problem, Target
-from dapcal.ood_inputs import Chosen, Given, Misclassified, OODInputs
+from dapcal.losses import LogMarginal, LogPredictive, Loss, Problem, Target
+from dapcal.ood_inputs import Chosen, Given, HeldOut, Misclassified, OODInputs
 from dapcal.predictive import Prediction
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
@@ -61,7 +61,8 @@ def calibrate(
             each where it is informative, outside the 90 % radius.
         adjust: how the posterior is adjusted; by default `Inflate()`. `Reweight()` is the paper.
         loss: what φ minimises; by default `Target()`, the paper's.
-        guard: nats by which the held-out negative log-likelihood may rise; None is the paper.
+        guard: nats by which the held-out negative log-likelihood may rise, its standard error included (so few
+            held-out inputs make φ cautious); None is the paper.
         temperature: calibrate in-domain first: temperature (classification) or noise level (regression).
         scale: g(φ); by default `Exp()`.
         candidates: values of φ on the first grid.
@@ -83,7 +84,8 @@ def calibrate(
     raw_first = measured.distance.raw(first.x)
     d0_first = measured.distance.combine(raw_first)
 
-    chosen = _calibration_inputs(ood, posterior, train_data, first, measured.distance, d0_first)
+    source = _source(ood, loss, train_data.x)
+    chosen = _calibration_inputs(source, posterior, train_data, first, measured.distance, d0_first)
     d0 = measured.distance(chosen.x)
     problem = Problem(
         posterior=posterior,
@@ -97,9 +99,12 @@ def calibrate(
     )
     loss_at = loss(problem)
 
+    base_log_prob = likelihood.log_prob(base_on(posterior, first), first.y)
+
     def evaluate(factor: float) -> Point:
         log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
-        return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()))
+        error = (base_log_prob - log_prob).std() / math.sqrt(len(log_prob))
+        return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()), error=float(error))
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
@@ -119,7 +124,11 @@ def calibrate(
             conformal=pieces_of(likelihood, base_second, measured.distance.raw(second.x), raw_in(further, second.x)),
         ),
         curve=curve,
-        notes=(*measured.notes, f"calibrated on {chosen.origin}"),
+        notes=(
+            *measured.notes,
+            f"smallest possible p-value: {1 / (len(second.x) + 1):.3g}",
+            f"calibrated on {chosen.origin}",
+        ),
         example=train_data.x[:1].clone(),
     )
 
@@ -159,14 +168,16 @@ class Calibrated:
     def joint(self, x: Tensor) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         check_inputs(x, "x", like=self.example)
-        raw = self.distance.raw(x)
-        prediction = self._predict(x, raw, self.distance.joint(x).expand(len(x)), is_joint=True)
-        if prediction.ensemble.spread.any():
+        if isinstance(self.adjust, Inflate) and not self.adjust.drawn:
             raise ValueError(
                 "A joint prediction needs draws, and the closed form of Inflate has a spread alone; calibrate with "
                 "adjust=Inflate(drawn=True)"
             )
-        return prediction
+        return self._predict(x, self.distance.raw(x), self.distance.joint(x).expand(len(x)), is_joint=True)
+
+    def __repr__(self) -> str:
+        spaces = ", ".join(space.name for space in self.distance.spaces)
+        return f"Calibrated(phi={self.phi:.4g}, adjust={self.adjust}, distance in: {spaces})"
 
     def save(self, path: str | Path) -> None:
         """Write everything but the network's code to one file; see `dapcal.artifact`."""
@@ -228,6 +239,8 @@ def _options(
             raise TypeError(
                 f"Expected `{name}` as an object, got the class {option.__name__}; write {option.__name__}()"
             )
+        if option is not None and not callable(option):
+            raise TypeError(f"Expected `{name}` as an object of dapcal's or a callable, got {option!r}")
     if temperature and isinstance(loss, GapCrossValidation):
         raise ValueError(
             "temperature=True does not reach the posteriors that gap cross-validation refits; calibrate the likelihood "
@@ -238,6 +251,11 @@ def _options(
 
 def _check_data(posterior: Posterior, train: Labelled, held_out: Labelled) -> tuple[Labelled, Labelled]:
     """Inputs of one shape, targets as the likelihood wants them, and every held-out class seen in training."""
+    if not hasattr(posterior, "outputs"):
+        raise TypeError(
+            f"Expected a posterior, got {type(posterior).__name__}; fit one to your network with "
+            "dapcal.posteriors.variational.fit, or bring draws with dapcal.posteriors.samples"
+        )
     check_inputs(held_out.x, "held_out", like=train.x)
     if len(held_out.x) < 4:
         raise ValueError(f"Expected at least 4 held-out inputs, got {len(held_out.x)}; hold out more")
@@ -259,7 +277,8 @@ def _check_targets(likelihood: Likelihood, one: Tensor, data: Labelled) -> Label
 
 
 def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
-    if not likelihood.location_variance(base.outputs).any():
+    draws = len(importance_of(base))  # completed weights have one more, the uniform answer
+    if not likelihood.location_variance(base.outputs[:draws]).any():
         raise ValueError(
             "All draws give the same outputs at all held-out inputs: there is no spread to inflate, move or weight. "
             "Check that the posterior's draws differ"
@@ -267,8 +286,22 @@ def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
     return base
 
 
+def _source(ood: Tensor | Data | OODInputs | None, loss: Loss, train: Tensor) -> OODInputs:
+    """Where calibration inputs come from; by default what the loss is about."""
+    if isinstance(loss, GapCrossValidation):
+        return HeldOut("regions left out of the training set")  # the loss brings inputs of its own
+    if ood is None:
+        return HeldOut() if isinstance(loss, LogPredictive | LogMarginal) else Misclassified()
+    if isinstance(ood, Tensor):
+        return Given(check_inputs(ood, "ood", like=train))
+    if isinstance(ood, tuple | list) or not callable(ood):
+        data = gather(ood, "ood")
+        return Given(check_inputs(data.x, "ood", like=train), data.y)
+    return ood
+
+
 def _calibration_inputs(
-    ood: Tensor | Data | OODInputs | None,
+    source: OODInputs,
     posterior: Posterior,
     train: Labelled,
     held_out: Labelled,
@@ -276,18 +309,6 @@ def _calibration_inputs(
     d0_held_out: Tensor,
 ) -> Chosen:
     """Calibration inputs, of which at least one lies outside the radius."""
-    source: OODInputs
-    if ood is None:
-        source = Misclassified()
-    elif isinstance(ood, Tensor):
-        source = Given(check_inputs(ood, "ood", like=train.x))
-    elif isinstance(ood, tuple | list) or not callable(ood):
-        data = gather(ood, "ood")
-        check_inputs(data.x, "ood", like=train.x)
-        data = _check_targets(posterior.likelihood, posterior.outputs(data.x[:1])[0], data)
-        source = Given(data.x, data.y)
-    else:
-        source = ood
     chosen = source(posterior, train, held_out)
     if bool((distance(check_inputs(chosen.x, "ood", like=train.x)) > 0).any()):
         return chosen

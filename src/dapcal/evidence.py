@@ -64,12 +64,9 @@ def fit_evidence(further: tuple[FittedSpace, ...], scaling: Tensor, conformal: T
     """
     center = scaling.median(1).values
     spread = torch.quantile(scaling, 0.95, dim=1) - center
-    floor = torch.maximum(1e-6 * center.abs(), torch.full_like(center, 1e-12))
+    # a piece that hardly varies in distribution must not swamp the others: 0.01 nats of doubt, 1 % of a distance
+    floor = (0.01 * center.abs()).clamp_min(1e-12)
+    floor[0] = 0.01
     evidence = Evidence(further, center, torch.maximum(spread, floor), torch.empty(0))
     scores = evidence.score(conformal).sort().values
     return Evidence(further, center, evidence.scale, scores)
-
-
-def unknown(n: int, device: torch.device) -> Tensor:
-    """NaN scores, where none were fitted."""
-    return torch.full((n,), torch.nan, dtype=torch.float64, device=device)

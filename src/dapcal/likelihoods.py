@@ -1,7 +1,9 @@
 """Likelihoods: what a network's outputs say about targets, for one draw and for weighted draws.
 
 A likelihood of your own subclasses `Likelihood` and gives `conditional`, `log_likelihood` and `check`; the
-predictive mean, variance and density of weighted draws then follow. Override those where a closed form is better.
+predictive mean, variance and density of weighted draws then follow. Override those where a closed form is better. One
+for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; what is no `ClassLikelihood` counts as
+regression.
 """
 
 from __future__ import annotations
@@ -120,19 +122,20 @@ class ClassLikelihood(Likelihood):
 
     temperature: float
 
-    def _logits(self, outputs: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def class_logits(self, outputs: Tensor) -> Tensor:
+        """Logits (..., K) of the classes, tempered, from a network's outputs (..., C)."""
 
     def conditional(self, outputs: Tensor) -> Conditional:
         """Class probabilities, 1 − Σ p² and entropy of every draw."""
-        log_p = self._logits(outputs.double()).log_softmax(-1)
+        log_p = self.class_logits(outputs.double()).log_softmax(-1)
         p = log_p.exp()
         # softmax may underflow to −inf · 0
         return Conditional(p, 1 - (p**2).sum(-1), -(p * log_p.clamp_min(-1e30)).sum(-1))
 
     def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
         """log softmax(logits)[y]."""
-        log_p = self._logits(outputs).log_softmax(-1)
+        log_p = self.class_logits(outputs).log_softmax(-1)
         return log_p.gather(-1, y.expand(log_p.shape[:-1])[..., None]).squeeze(-1)
 
     def rescaled(self, factor: float) -> Self:
@@ -186,12 +189,13 @@ class Categorical(ClassLikelihood):
 
     temperature: float = 1.0
 
-    def _logits(self, outputs: Tensor) -> Tensor:
+    def class_logits(self, outputs: Tensor) -> Tensor:
+        """Outputs over temperature."""
         return outputs / self.temperature
 
     def location_variance(self, outputs: Tensor) -> Tensor:
         """Variance of the centred logits over the draws, averaged over classes, (N, C) with equal columns."""
-        logits = self._logits(outputs.double())
+        logits = self.class_logits(outputs.double())
         centred = logits - logits.mean(-1, keepdim=True)
         return centred.var(0, correction=0).mean(-1, keepdim=True).expand(outputs.shape[1:])
 
@@ -210,7 +214,8 @@ class Bernoulli(ClassLikelihood):
 
     temperature: float = 1.0
 
-    def _logits(self, outputs: Tensor) -> Tensor:
+    def class_logits(self, outputs: Tensor) -> Tensor:
+        """0 and z over temperature."""
         return torch.cat([torch.zeros_like(outputs), outputs / self.temperature], -1)
 
     def location_variance(self, outputs: Tensor) -> Tensor:
@@ -229,8 +234,9 @@ class Bernoulli(ClassLikelihood):
 class NormalLikelihood(Likelihood):
     """What both Gaussian likelihoods share: moments, densities, samples and intervals of a location and a noise."""
 
+    @abstractmethod
     def _location_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Locations and noise standard deviations."""
 
     def conditional(self, outputs: Tensor) -> Conditional:
         """Location, noise variance and differential entropy of every draw."""

@@ -151,4 +151,5 @@ def _labels(problem: Problem, loss: str) -> Tensor:
             f"{loss} needs targets for the calibration inputs, and these OOD inputs have none; give "
             "ood=(inputs, targets), or use the loss Target()"
         )
-    return problem.y
+    outputs = problem.adjusted(torch.zeros_like(problem.pre_distance)).outputs
+    return problem.posterior.likelihood.check(outputs, problem.y.to(outputs.device))

@@ -38,7 +38,8 @@ class TorchIndex:
             object.__setattr__(self, "points", self.points.float())
         if self.points.ndim != 2 or not len(self.points):
             raise ValueError(f"Expected training points (T, P), got shape {tuple(self.points.shape)}")
-        center = self.points.mean(0, dtype=torch.float64).to(self.points.dtype)
+        sums = torch.stack([block.double().sum(0) for block in self.points.split(self._block)])
+        center = (sums.sum(0) / len(self.points)).to(self.points.dtype)
         reach = max(float(((block - center) ** 2).sum(1).max()) for block in self.points.split(self._block))
         object.__setattr__(self, "_center", center)
         object.__setattr__(self, "_reach", reach)

@@ -42,6 +42,17 @@ class Given:
         return Chosen(self.x, self.y, f"{len(self.x)} given inputs")
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """All held-out inputs of the half that chooses φ, with their targets."""
+
+    origin: str = "all held-out inputs"
+
+    def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
+        """As they are."""
+        return Chosen(held_out.x, held_out.y, self.origin)
+
+
 @dataclass(frozen=True, eq=False)
 class Around:
     """Draws from Gaussians just outside the training domain, for inputs of few dimensions (the paper's toys).

@@ -21,14 +21,16 @@ class Curve(NamedTuple):
     nll: Tensor  # (M,)
     base_loss: float  # without adjustment
     base_nll: float
-    guard: float  # NLL above which a φ is refused; inf without a guard
+    guard: float  # NLL (plus its error) above which a φ is refused; inf without a guard
+    error: Tensor  # (M,) standard error of the rise of the NLL
 
 
 class Point(NamedTuple):
-    """Loss and held-out NLL at one factor g(φ)."""
+    """Loss and held-out NLL at one factor g(φ), and the standard error of the NLL's rise over the uncalibrated one."""
 
     loss: float
     nll: float
+    error: float = 0.0
 
 
 def search(
@@ -40,7 +42,7 @@ def search(
     span: tuple[float, float] = (1e-8, 1e6),
     rounds: int = 3,
 ) -> tuple[float, Curve]:
-    """φ of the smallest loss among those whose held-out NLL is within `guard` of the uncalibrated one.
+    """φ of the smallest loss among those whose held-out NLL rises by no more than `guard`, within one standard error.
 
     Args:
         evaluate: loss and NLL at a factor g.
@@ -96,21 +98,26 @@ def search(
         base_loss=base.loss,
         base_nll=base.nll,
         guard=limit,
+        error=torch.tensor([tried[p].error for p in phis], dtype=torch.float64),
     )
     return best, curve
 
 
 def _best(tried: dict[float, Point], limit: float) -> float | None:
     """Smallest loss within the limit; the smaller φ among equals."""
-    allowed = [phi for phi in sorted(tried) if tried[phi].nll <= limit and not math.isnan(tried[phi].loss)]
+    allowed = [phi for phi in sorted(tried) if _within(tried[phi], limit) and not math.isnan(tried[phi].loss)]
     return min(allowed, key=lambda phi: tried[phi].loss) if allowed else None
+
+
+def _within(point: Point, limit: float) -> bool:
+    return not math.isnan(point.nll) and (math.isinf(limit) or point.nll + point.error <= limit)
 
 
 def _warn_at_edge(best: float, tried: dict[float, Point], first: float, last: float, limit: float, base: Point) -> None:
     def as_good(phi: float) -> bool:
         """Towards both ends the loss is flat, and rounding decides which φ is smallest."""
         rise = tried[phi].loss - tried[best].loss
-        return tried[phi].nll <= limit and rise <= 1e-6 * abs(tried[phi].loss)
+        return _within(tried[phi], limit) and rise <= 1e-6 * abs(tried[phi].loss)
 
     if best == first or as_good(first):
         warnings.warn(
@@ -121,9 +128,10 @@ def _warn_at_edge(best: float, tried: dict[float, Point], first: float, last: fl
             stacklevel=4,
         )
     elif best == last or as_good(last):
+        remedy = "Set a guard (e.g. guard=0.01)" if math.isinf(limit) else "Tighten the guard"
         warnings.warn(
             f"The calibration loss still falls at the upper edge of the search, φ = {best:.3g}: it has no inner "
-            "minimum. Set a guard (e.g. guard=0.01), or another loss",
+            f"minimum. {remedy}, or another loss",
             DapcalWarning,
             stacklevel=4,
         )

@@ -27,7 +27,6 @@ from dapcal.types import DapcalWarning, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
 THRESHOLD = 0.6  # AUROC from which a space counts as informative
-NEARER = 0.45  # AUROC of synthetic outliers under which they count as nearer than held-out inputs
 _PROBES = 1000  # held-out inputs that the tests look at
 
 
@@ -76,7 +75,8 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
         own = _errors_predicted(raw, hardness, isinstance(posterior.likelihood, ClassLikelihood))
         inside = raw[:_PROBES]
         separated = {kind: auroc(fitted.raw(x), inside) for kind, x in outliers.items()}
-        synthetic = max(separated.values()) if min(separated.values()) >= NEARER else min(separated.values())
+        worst = min(separated.values())
+        synthetic = worst if worst < _nearer(len(inside)) else max(separated.values())
         if radius is not None and not raw.any():
             notes.append(f"distance between {space.name}: 0 at all held-out inputs, not used")
             continue
@@ -99,7 +99,7 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
             f"No distance is informative on held-out inputs ({'; '.join(notes)}); using {chosen[0][1].name} all the "
             "same. Give a better projector with distance=Space(projector=...)",
             DapcalWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     notes.append(f"distances used: {', '.join(space.name for _, space, _ in chosen)}")
     further: tuple[FittedSpace, ...] = ()
@@ -116,6 +116,11 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
 
 def _with_radius(space: FittedSpace, raw: Tensor, radius: float | None) -> FittedSpace:
     return space if radius is None else replace(space, radius=fit_radius(raw, radius, space.name))
+
+
+def _nearer(n: int) -> float:
+    """AUROC under which n outliers are nearer than n held-out inputs, by more than two standard errors."""
+    return 0.5 - max(0.05, 2 * ((2 * n + 1) / (12 * n**2)) ** 0.5)
 
 
 def auroc(positive: Tensor, negative: Tensor) -> float:
@@ -202,7 +207,7 @@ def _synthetic(train: Tensor, held_out: Tensor) -> dict[str, Tensor]:
             "noise": low.amin() + uniform(*held_out.shape) * (high.amax() - low.amin()),
             "mixed": 0.5 * (held_out + held_out.flip(0)),
         }
-    noise = low + (1.5 * uniform(*held_out.shape) - 0.25) * (high - low)
+    noise = low + (3 * uniform(*held_out.shape) - 1) * (high - low)  # a box three times as wide
     if held_out[0].numel() == 1:
         return {"noise": noise}
     return {"noise": noise, "shuffled": _shuffled(held_out, generator)}

@@ -61,7 +61,8 @@ def calibration_panel(axes: Axes, calibrated: Calibrated, title: str) -> None:
     if math.isfinite(curve.guard):
         right = axes.twinx()
         right.spines["right"].set_visible(True)
-        right.plot(curve.phi, curve.nll, color=ORANGE, label="held-out NLL")
+        right.plot(curve.phi, curve.nll, color=ORANGE, label="held-out NLL, and one standard error")
+        right.fill_between(curve.phi, curve.nll, curve.nll + curve.error, color=ORANGE, alpha=0.3, lw=0)
         right.axhspan(curve.guard, 1e9, color=ORANGE, alpha=0.12, lw=0, label="refused by the guard")
         low, high = curve.base_nll, curve.guard
         right.set_ylim(low - 2 * (high - low), low + 6 * (high - low))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ def fit(
     likelihood: Likelihood,
     train: Data,
     *,
-    prior_scale: float = 1.0,
+    prior_scale: float | Mapping[str, float] = 1.0,
     epochs: int = 100,
     learning_rate: float = 1e-3,
     batch_size: int = 128,
@@ -37,7 +38,7 @@ def fit(
         model: any module from inputs to outputs (N, C).
         likelihood: p(y | outputs); its free values (noise level) are learnt too.
         train: (inputs, targets), a Dataset or a DataLoader.
-        prior_scale: σ0.
+        prior_scale: σ0, one or by name pattern.
         epochs: passes over the training data.
         learning_rate: Adam's at the start; it falls to zero along a cosine.
         batch_size: where `train` is no DataLoader.
@@ -48,16 +49,18 @@ def fit(
     data = in_memory(train, "train")
     count = size(data)
     module = copy.deepcopy(model).train()
-    split_state(module)  # refuses a model without anything to learn
+    layout = layout_of(split_state(module)[0])
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
+    prior = make_prior(layout.sizes, prior_scale, aware, device)
+    sigma0 = layout.unflatten(prior.sigma0[prior.group].to(parameters[0])).values()
     free = {n: t.to(device).requires_grad_() for n, t in likelihood.free().items()}
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         outputs = one_column(as_tensor(module(x.to(device))))
         targets = likelihood.check(outputs, y.to(device))
-        penalty = torch.stack([(p**2).sum() for p in parameters]).sum() / (2 * prior_scale**2 * count)
-        return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
+        squares = torch.stack([((p / s) ** 2).sum() for p, s in zip(parameters, sigma0, strict=True)])
+        return squares.sum() / (2 * count) - likelihood.at(free).log_likelihood(outputs, targets).mean()
 
     minimise(
         loss,
@@ -74,7 +77,11 @@ def fit(
 
 
 def point(
-    model: nn.Module, likelihood: Likelihood, *, prior_scale: float = 1.0, aware: Aware = "*"
+    model: nn.Module,
+    likelihood: Likelihood,
+    *,
+    prior_scale: float | Mapping[str, float] = 1.0,
+    aware: Aware = "*",
 ) -> NetworkPosterior:
     """A trained network as a posterior of one draw."""
     random, shared = split_state(model)

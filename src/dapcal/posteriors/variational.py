@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ def fit(
     likelihood: Likelihood,
     train: Data,
     *,
-    prior_scale: float = 1.0,
+    prior_scale: float | Mapping[str, float] = 1.0,
     kl_weight: float = 1.0,
     draws: int = 50,
     epochs: int = 100,
@@ -43,7 +44,7 @@ def fit(
         model: the trained network.
         likelihood: p(y | outputs); its free values (noise level) are learnt on.
         train: (inputs, targets), a Dataset or a DataLoader.
-        prior_scale: σ0.
+        prior_scale: σ0, one or by name pattern.
         kl_weight: λ; under 1 it tempers the posterior, which large networks need (with λ = 1 the mean-field posterior
             of a 36-million-parameter network collapses onto the prior).
         draws: S, fixed draws that predictions use.
@@ -66,6 +67,7 @@ def fit(
     prior = make_prior(layout.sizes, prior_scale, aware, next(iter(random.values())).device)
     mean = layout.flatten(random).requires_grad_()
     log_scale = torch.full_like(mean, math.log(initial_scale)).requires_grad_()
+    sigma0 = prior.sigma0[prior.group].to(mean.dtype)
     free = {n: t.to(mean.device).requires_grad_() for n, t in likelihood.free().items()}
     generator = torch.Generator().manual_seed(seed)
 
@@ -78,7 +80,7 @@ def fit(
         moved = x.to(mean.device)
         outputs = forward(theta[0], moved)[None] if samples == 1 else vmap(forward, (0, None))(theta, moved)
         targets = likelihood.check(outputs, y.to(mean.device))
-        penalty = kl_weight * divergence(mean, log_scale, prior_scale) / count
+        penalty = kl_weight * divergence(mean, log_scale, sigma0) / count
         return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
 
     minimise(
@@ -104,11 +106,11 @@ def fit(
     )
 
 
-def divergence(mean: Tensor, log_scale: Tensor, sigma0: float) -> Tensor:
+def divergence(mean: Tensor, log_scale: Tensor, sigma0: float | Tensor) -> Tensor:
     """KL(N(mean, exp(2 log_scale)) ‖ N(0, σ0²)), summed.
 
     >>> divergence(torch.tensor([0.0]), torch.tensor([0.0]), 1.0).item()
     0.0
     """
-    ratio = 2 * (log_scale - math.log(sigma0))
+    ratio = 2 * (log_scale - torch.as_tensor(sigma0, dtype=mean.dtype, device=mean.device).log())
     return 0.5 * (ratio.exp() + (mean / sigma0) ** 2 - 1 - ratio).sum()
