@@ -64,13 +64,12 @@ def calibration_panel(axes: Axes, calibrated: Calibrated, title: str) -> None:
         right.plot(curve.phi, curve.nll, color=ORANGE, label="held-out NLL, and one standard error")
         right.fill_between(curve.phi, curve.nll, curve.nll + curve.error, color=ORANGE, alpha=0.3, lw=0)
         right.axhspan(curve.guard, 1e9, color=ORANGE, alpha=0.12, lw=0, label="refused by the guard")
-        low, high = curve.base_nll, curve.guard
-        right.set_ylim(low - 2 * (high - low), low + 6 * (high - low))
+        low = min(curve.base_nll, float(curve.nll[window].min()))
+        right.set_ylim(low - 0.3 * (curve.guard - low), curve.guard + 1.5 * (curve.guard - low))
         right.set_ylabel("held-out NLL (nats)")
         more = right.get_legend_handles_labels()
         handles, labels = handles + more[0], labels + more[1]
-    legend = (right if math.isfinite(curve.guard) else axes).legend
-    legend(handles, labels, fontsize=7, loc="lower right", frameon=True, framealpha=0.85, edgecolor="none")
+    axes.legend(handles, labels, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=2)
 
 
 def mesh(low: tuple[float, float], high: tuple[float, float], steps: int) -> tuple[Tensor, tuple[int, int]]:

@@ -145,7 +145,7 @@ def _pictures(ours: Calibrated, papers: Calibrated, train: tuple[Tensor, Tensor]
             _bands(panel, x[:, 0], prediction, train, title)
         axes[0].legend(fontsize=7, loc="upper left", markerscale=3)
         progress("figures", 1, 2)
-        second, axes = new_figure(2, width=4.6)
+        second, axes = new_figure(2, width=4.6, height=3.7)
         calibration_panel(axes[0], papers, "the paper's estimator")
         calibration_panel(axes[1], ours, "dapcal's default, guarded")
         progress("figures", 2, 2)

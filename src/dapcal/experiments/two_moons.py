@@ -151,7 +151,7 @@ def _pictures(
             image = _map(panel, prediction.probs.max(-1).values, shape, train, title, "viridis", 0.5, 1.0)
         second.colorbar(image, ax=axes, label="confidence", shrink=0.9)
         progress("figures", 2, 4)
-        third, axes = new_figure(2, width=4.6)
+        third, axes = new_figure(2, width=4.6, height=3.7)
         calibration_panel(axes[0], papers, "the paper's estimator")
         axes[0].axvline(PUBLISHED_PHI, color="black", lw=0.8, ls="--")
         place = (PUBLISHED_PHI - 0.1, 0.97)
