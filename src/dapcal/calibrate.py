@@ -54,7 +54,7 @@ def calibrate(
         posterior: any posterior with at least two draws.
         train: the data it was fitted to, whose inputs distances are measured from.
         held_out: in-distribution data it was not fitted to. Half of it (by `seed`) chooses φ, radius and scales,
-            the other half gives p-values.
+            the other half gives p-values. A hundred or more are a good start.
         ood: calibration inputs: a tensor, data with targets, or one of `dapcal.ood_inputs`. By default the
             misclassified held-out inputs (the hardest 30 % in regression, or if fewer than 10 are wrong).
         distance: where distances are measured; several spaces count by the largest. By default features and inputs,
