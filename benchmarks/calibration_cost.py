@@ -5,6 +5,7 @@ Run: python benchmarks/calibration_cost.py
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 
@@ -38,15 +39,31 @@ def main() -> None:
     inputs = x[2000:2650]  # as many as choose φ: half of the held-out inputs and those that are hard
     one_pass = min(seconds(lambda: posterior.outputs(inputs)) for _ in range(3))
     print(f"one pass of 50 draws over {len(inputs)} inputs: {one_pass:.2f} s")
+    module = sys.modules["dapcal.calibrate"]  # the package's attribute of that name is the function
+    search = module.search
     for adjust in (dapcal.adjust.Inflate(), dapcal.adjust.Reweight()):
+        times: list[float] = []
 
-        def calibrate(candidates: int, adjust=adjust) -> None:
-            space, hard = dapcal.distances.Space(), dapcal.ood_inputs.Hardest()
-            data = {"train": train, "held_out": held_out, "ood": hard}
-            dapcal.calibrate(posterior, **data, adjust=adjust, distance=space, candidates=candidates)
+        def timed(*args, times=times, **options):
+            start = time.perf_counter()
+            found = search(*args, **options)
+            times.append(time.perf_counter() - start)
+            return found
 
-        few, many = (min(seconds(lambda n=n, f=calibrate: f(n)) for _ in range(3)) for n in (3, 103))
-        print(f"{type(adjust).__name__}: 100 values of φ cost {(many - few) / one_pass:.2f} passes")
+        module.search = timed
+        for _ in range(3):
+            dapcal.calibrate(
+                posterior,
+                train=train,
+                held_out=held_out,
+                ood=dapcal.ood_inputs.Hardest(),
+                distance=dapcal.distances.Space(),
+                adjust=adjust,
+                candidates=100,
+            )
+        print(
+            f"{type(adjust).__name__}: searching 100 values of φ and refining costs {min(times) / one_pass:.2f} passes"
+        )
 
 
 if __name__ == "__main__":

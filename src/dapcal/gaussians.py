@@ -93,7 +93,8 @@ class DiagonalGaussian:
     def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
         """log Z(c), (M,), one row of c at a time: memory stays at P."""
         mean, variance = self.mean.double(), self._inside(prior)
-        return torch.stack([log_expectation_terms(mean, variance, row[prior.group]).sum() for row in c])
+        rows = c if c.shape[1] == 1 else (row[prior.group] for row in c)  # one group: no copy of P numbers
+        return torch.stack([log_expectation_terms(mean, variance, row).sum() for row in rows])
 
     def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
         """σ_d² = σ²/(1 − cσ²); μ_d = μ/(1 − cσ²) with `shift`, else μ."""
