@@ -531,7 +531,7 @@ LOSSES = {
 @pytest.mark.filterwarnings("ignore:No distance improves")
 @pytest.mark.filterwarnings("ignore:The calibration loss still falls")
 def test_every_loss_runs_through_calibrate(loss, adjust):
-    labelled = HELD_OUT[0][:60] * 1.5, HELD_OUT[1][:60]
+    labelled = None if loss == "gap" else (HELD_OUT[0][:60] * 1.5, HELD_OUT[1][:60])
     result = calibrate(ood=labelled, loss=LOSSES[loss], adjust=adjust, candidates=15)
     assert math.isfinite(result.phi)
     assert result.curve.loss.isfinite().all()
@@ -555,7 +555,7 @@ def test_every_loss_runs_in_regression(loss):
         regression(),
         train=curve_data(100, 0),
         held_out=curve_data(100, 1),
-        ood=(2 * x, y),
+        ood=None if loss == "gap" else (2 * x, y),
         loss=losses[loss],
         distance=INPUTS,
         candidates=15,
@@ -598,3 +598,8 @@ def test_the_log_predictive_is_read_on_all_held_out_inputs_by_default():
 def test_a_calibrated_posterior_has_a_short_repr():
     assert repr(calibrated()).startswith("Calibrated(phi=")
     assert len(repr(calibrated())) < 200
+
+
+def test_gap_cross_validation_refuses_ood_inputs_it_would_not_look_at():
+    with pytest.raises(ValueError, match="does not look at `ood`; leave it out"):
+        calibrate(ood=FAR, loss=GapCrossValidation(refit))

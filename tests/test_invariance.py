@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
+from cases import ADJUSTMENTS
 from dapcal import networks
-from dapcal.adjust import Inflate, Reweight, SelfNormalised, Transport
+from dapcal.adjust import Inflate, Reweight, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space, hausdorff, mmd, nearest
 from dapcal.likelihoods import Categorical, Gaussian
@@ -25,17 +26,6 @@ from dapcal.projectors import Features, Identity, RandomFourier, Vae, project
 
 pytestmark = pytest.mark.filterwarnings("ignore:The importance weights have collapsed")
 
-ADJUSTMENTS = {
-    "inflate": Inflate(),
-    "drawn": Inflate(drawn=True),
-    "reweight": Reweight(),
-    "self-normalised": Reweight(SelfNormalised()),
-    "normalise": Reweight(normalise=True),
-    "complete": Reweight(complete=True),
-    "smooth": Reweight(smooth=True),
-    "transport": Transport(),
-    "shift": Transport(shift=True),
-}
 every_adjustment = pytest.mark.parametrize("adjust", ADJUSTMENTS)
 FIELDS = (
     "mean",

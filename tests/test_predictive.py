@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import dapcal
-from dapcal.adjust import Inflate, Reweight, SelfNormalised, Transport
+from cases import ADJUSTMENTS
+from dapcal.adjust import Reweight, Transport
 from dapcal.adjust.base import base_ensemble
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
@@ -25,17 +26,6 @@ from dapcal.projectors import Identity
 
 pytestmark = pytest.mark.filterwarnings("ignore:The importance weights have collapsed")
 
-ADJUSTMENTS = {
-    "inflate": Inflate(),
-    "drawn": Inflate(drawn=True),
-    "reweight": Reweight(),
-    "self-normalised": Reweight(SelfNormalised()),
-    "normalise": Reweight(normalise=True),
-    "complete": Reweight(complete=True),
-    "smooth": Reweight(smooth=True),
-    "transport": Transport(),
-    "shift": Transport(shift=True),
-}
 CLASSES = {"categorical": (Categorical(temperature=1.3), 3), "bernoulli": (Bernoulli(temperature=0.8), 1)}
 TARGETS = {"gaussian": (Gaussian(0.3), 2), "noise head": (NoiseHead(factor=0.7), 4)}
 LIKELIHOODS = CLASSES | TARGETS

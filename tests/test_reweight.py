@@ -10,6 +10,7 @@ from arviz_stats.base import array_stats
 from scipy.special import logsumexp, softmax
 from torch import nn
 
+from cases import doubles, inputs, network_posterior
 from dapcal.adjust import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
 from dapcal.adjust.base import base_ensemble
 from dapcal.diagnostics import effective_sample_size, total_weight
@@ -18,23 +19,6 @@ from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.predictions import StackedPredictions
 
 LIKELIHOODS = [(Categorical(), 3), (Bernoulli(), 1), (Gaussian(0.3), 2), (NoiseHead(), 4)]
-
-
-def doubles(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def network_posterior(likelihood, outputs, draws=30, scale=0.2):
-    """A diagonal Gaussian over a network of 18 + 7 · outputs parameters."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, outputs))
-    deviations = {n: torch.full_like(p, scale) for n, p in model.named_parameters()}
-    return gaussian.diagonal(model, likelihood, deviations, draws=draws)
-
-
-def inputs(n):
-    return torch.randn(n, 2, generator=torch.Generator().manual_seed(3))
 
 
 def line_posterior(mean, covariance, draws, likelihood=None, seed=0, **prior):

@@ -85,8 +85,7 @@ def calibrate(
     d0_first = measured.distance.combine(raw_first)
 
     source = _source(ood, loss, train_data.x)
-    chosen = _calibration_inputs(source, posterior, train_data, first, measured.distance, d0_first)
-    d0 = measured.distance(chosen.x)
+    chosen, d0 = _calibration_inputs(source, posterior, train_data, first, measured.distance, d0_first)
     problem = Problem(
         posterior=posterior,
         x=chosen.x,
@@ -289,6 +288,10 @@ def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
 def _source(ood: Tensor | Data | OODInputs | None, loss: Loss, train: Tensor) -> OODInputs:
     """Where calibration inputs come from; by default what the loss is about."""
     if isinstance(loss, GapCrossValidation):
+        if ood is not None:
+            raise ValueError(
+                "GapCrossValidation leaves out regions of its own and does not look at `ood`; leave it out"
+            )
         return HeldOut("regions left out of the training set")  # the loss brings inputs of its own
     if ood is None:
         return HeldOut() if isinstance(loss, LogPredictive | LogMarginal) else Misclassified()
@@ -307,11 +310,12 @@ def _calibration_inputs(
     held_out: Labelled,
     distance: Distance,
     d0_held_out: Tensor,
-) -> Chosen:
-    """Calibration inputs, of which at least one lies outside the radius."""
+) -> tuple[Chosen, Tensor]:
+    """Calibration inputs, of which at least one lies outside the radius, and their d0."""
     chosen = source(posterior, train, held_out)
-    if bool((distance(check_inputs(chosen.x, "ood", like=train.x)) > 0).any()):
-        return chosen
+    d0 = distance(check_inputs(chosen.x, "ood", like=train.x))
+    if d0.any():
+        return chosen, d0
     outside = torch.nonzero(d0_held_out > 0).flatten()
     if not len(outside):
         raise ValueError(
@@ -325,7 +329,7 @@ def _calibration_inputs(
         stacklevel=3,
     )
     rows = held_out.subset(outside.to(held_out.x.device))
-    return Chosen(rows.x, rows.y, f"{len(outside)} held-out inputs outside the radius")
+    return Chosen(rows.x, rows.y, f"{len(outside)} held-out inputs outside the radius"), d0_held_out[outside]
 
 
 def _warn_if_collapsed(ensemble: Ensemble) -> None:

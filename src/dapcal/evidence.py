@@ -48,7 +48,7 @@ def pieces_of(likelihood: Likelihood, base: Ensemble, raw: Tensor, further: Tens
     if isinstance(likelihood, ClassLikelihood):
         doubt = likelihood.entropy(base)
     else:
-        epistemic = likelihood.variance(base) - likelihood.aleatoric(base)
+        epistemic = likelihood.split(base, base).epistemic
         tiny = torch.finfo(epistemic.dtype).tiny
         doubt = epistemic.clamp_min(tiny).log().mean(-1) if epistemic.ndim > 1 else epistemic.clamp_min(tiny).log()
     return torch.cat([doubt[None], raw.to(doubt), further.to(doubt)])

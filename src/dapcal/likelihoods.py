@@ -27,6 +27,14 @@ class Interval(NamedTuple):
     upper: Tensor
 
 
+class Split(NamedTuple):
+    """A predictive variance and its two parts, shaped as `Likelihood.variance`."""
+
+    total: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+
+
 class Likelihood(ABC):
     """p(y | outputs), with what a weighted ensemble of outputs predicts."""
 
@@ -77,6 +85,12 @@ class Likelihood(ABC):
     def aleatoric(self, ensemble: Ensemble) -> Tensor:
         """Expected conditional variance E[Var[y | θ]], over normalised weights, shaped as `variance`."""
         return expectation(normalised(ensemble), ensemble.conditional.variance)
+
+    def split(self, ensemble: Ensemble, base: Ensemble) -> Split:
+        """Distance adds epistemic variance alone: aleatoric is what the base draws say, at most the total."""
+        total = self.variance(ensemble).clamp_min(0)  # unnormalised weights above 1 can make 1 − Σ p² negative
+        aleatoric = torch.minimum(self.aleatoric(base), total)
+        return Split(total, total - aleatoric, aleatoric)
 
     def entropy(self, ensemble: Ensemble) -> Tensor:
         """Entropy of the predictive distribution, (N,)."""

@@ -20,7 +20,7 @@ from dapcal.data import Labelled
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
+from dapcal.types import Adjusted, Adjustment, Posterior
 
 if TYPE_CHECKING:
     from dapcal.distances import Space
@@ -73,14 +73,12 @@ class Target:
             gamma = torch.tensor(1 / base.conditional.mean.shape[-1], dtype=torch.float64)
         else:
             gamma = self.times * torch.quantile(epistemic_on(problem.posterior, problem.train.x), 0.95, dim=0)
-        noise = likelihood.aleatoric(base)
 
         def at(factor: float) -> Tensor:
             ensemble = problem.adjusted(factor * problem.pre_distance)
             if classes:
                 return ((likelihood.mean(ensemble) - gamma) ** 2).sum(-1)
-            total = likelihood.variance(ensemble)
-            return ((total - torch.minimum(noise, total) - gamma) ** 2).sum(-1)
+            return ((likelihood.split(ensemble, base).epistemic - gamma) ** 2).sum(-1)
 
         return at
 
@@ -138,11 +136,8 @@ def epistemic_on(posterior: Posterior, x: Tensor, batch_size: int = 2048) -> Ten
     """Epistemic variance of the base posterior at many inputs, in batches, (N, K)."""
     likelihood = posterior.likelihood
 
-    def variance(ensemble: Ensemble) -> Tensor:
-        return likelihood.variance(ensemble) - likelihood.aleatoric(ensemble)
-
-    batches = x.split(batch_size)
-    return torch.cat([variance(base_ensemble(likelihood, posterior.outputs(batch))) for batch in batches])
+    bases = (base_ensemble(likelihood, posterior.outputs(batch)) for batch in x.split(batch_size))
+    return torch.cat([likelihood.split(base, base).epistemic for base in bases])
 
 
 def _labels(problem: Problem, loss: str) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
-from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, expectation
+from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, Split, expectation
 from dapcal.types import Ensemble
 
 
@@ -66,17 +66,17 @@ class Prediction:
     @cached_property
     def variance(self) -> Tensor:
         """Total predictive variance: 1 − Σ p² for classes (N,), per target (N, K) in regression."""
-        return self._like_outputs(self._total)
+        return self._like_outputs(self._split.total)
 
     @cached_property
     def aleatoric(self) -> Tensor:
         """The part of `variance` that more data would not remove."""
-        return self._like_outputs(self._aleatoric)
+        return self._like_outputs(self._split.aleatoric)
 
     @cached_property
     def epistemic(self) -> Tensor:
         """The part of `variance` that comes from not knowing the parameters."""
-        return self._like_outputs(self._total - self._aleatoric)
+        return self._like_outputs(self._split.epistemic)
 
     @cached_property
     def entropy(self) -> Tensor:
@@ -123,7 +123,7 @@ class Prediction:
         return self._like_outputs(torch.logsumexp(self.ensemble.log_weights[:, 0] + density.sum(1), 0))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """N labels (n, N) or targets (n, N, K) for every input, drawn from the predictive distribution."""
+        """n labels (n, N) or targets (n, N, K) for every input, drawn from the predictive distribution."""
         total = total_weight(self.ensemble.log_weights)
         if not torch.allclose(total, torch.ones_like(total), atol=1e-6):
             raise ValueError(
@@ -157,12 +157,8 @@ class Prediction:
         )
 
     @cached_property
-    def _total(self) -> Tensor:
-        return self.likelihood.variance(self.ensemble).clamp_min(0)  # see `entropy`
-
-    @cached_property
-    def _aleatoric(self) -> Tensor:
-        return torch.minimum(self.likelihood.aleatoric(self.base_ensemble), self._total)
+    def _split(self) -> Split:
+        return self.likelihood.split(self.ensemble, self.base_ensemble)
 
     def _check(self, y: Tensor) -> Tensor:
         return self.likelihood.check(self.ensemble.outputs, y.to(self.ensemble.outputs.device))
