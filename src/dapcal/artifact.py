@@ -49,7 +49,7 @@ _STORED: dict[str, type] = {
         adjust.ClosedForm, adjust.SelfNormalised, adjust.PriorMonteCarlo,
         distances.Distance, distances.FittedSpace, distances.Radius,
         distances.NearestNeighbor, distances.Hausdorff, distances.MMD, neighbors.TorchIndex,
-        evidence.Evidence, gaussians.DiagonalGaussian, gaussians.FullGaussian,
+        evidence.Evidence, gaussians.DiagonalGaussian, gaussians.FullGaussian, gaussians.KroneckerGaussian, gaussians.Block,
         likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.Gaussian, likelihoods.NoiseHead,
         projectors.Identity, projectors.LayerFeatures, projectors.FourierFeatures, projectors.VaeEncoder,
         scales.Exp, scales.Softplus, scales.ScaledSigmoid, search.Curve,

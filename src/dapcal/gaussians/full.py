@@ -1,109 +1,14 @@
-"""Gaussian posteriors by their moments: log Z(c) and the exact move to a distance-aware prior.
-
-The weight exp(½ Σ_i c_i θ_i²) times a Gaussian N(μ, Σ) is again a Gaussian,
-
-    Σ_d = (Σ⁻¹ − C)⁻¹,   μ_d = Σ_d Σ⁻¹ μ,   C = diag(c),
-
-so both its normaliser Z(c) = E[exp(½ θᵀCθ)] and its moments have closed forms. They exist only while C ≺ Σ⁻¹,
-which holds if data contract the prior, Σ ⪯ σ0² I. Optimisation noise leaves some σ_i slightly above σ0: there
-the variance is taken as σ0² inside the factors 1 − cσ² alone, so that c = 0 stays the exact identity, and the
-number of such directions is reported (`contracted`).
-"""
+"""N(μ, Σ) with a full covariance: last layers and small networks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dapcal.gaussians.base import check_mean, log_expectation_terms
 from dapcal.prior import Prior
-
-
-class Gaussian(Protocol):
-    """A Gaussian over the flat vector of P random parameters."""
-
-    @property
-    def mean(self) -> Tensor:
-        """μ, (P,)."""
-        ...
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draws (n, P)."""
-        ...
-
-    def contracted(self, prior: Prior) -> int:
-        """How many distance-aware directions are wider than the prior, and are taken as σ0 in the factors."""
-        ...
-
-    def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
-        """log Z(c) for c (M, G), in float64, (M,)."""
-        ...
-
-    def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
-        """Draws (S, P) of N(μ, Σ) turned into draws of N(μ or μ_d, Σ_d) with the same noise, for one c (G,)."""
-        ...
-
-
-def log_expectation_terms(mean: Tensor, variance: Tensor, c: Tensor) -> Tensor:
-    """log E[exp(½ c θ²)] for θ ~ N(mean, variance), elementwise; needs c · variance < 1.
-
-    ½ c μ²/(1 − cσ²) − ½ log(1 − cσ²), the paper's marginal ratio.
-
-    >>> log_expectation_terms(torch.tensor(1.0), torch.tensor(0.0), torch.tensor(0.5)).item()
-    0.25
-    """
-    return 0.5 * c * mean**2 / (1 - c * variance) - 0.5 * torch.log1p(-c * variance)
-
-
-def stretch(variance: Tensor, c: Tensor) -> Tensor:
-    """σ_d/σ = 1/√(1 − cσ²), by how much Transport widens a direction."""
-    return (1 - c * variance).rsqrt()
-
-
-@dataclass(frozen=True, eq=False)
-class DiagonalGaussian:
-    """N(μ, diag σ²)."""
-
-    mean: Tensor  # (P,)
-    variance: Tensor  # (P,)
-
-    def __post_init__(self) -> None:
-        if self.mean.shape != self.variance.shape or self.mean.ndim != 1:
-            raise ValueError(
-                f"Expected `mean` and `variance` of one shape (P,), got {tuple(self.mean.shape)} and "
-                f"{tuple(self.variance.shape)}"
-            )
-        if not self.mean.isfinite().all():
-            raise ValueError("Expected a finite `mean`, got NaN or inf; check the posterior's moments")
-        if not (self.variance >= 0).all() or not self.variance.isfinite().all():
-            raise ValueError("Expected finite variances >= 0; check the posterior's moments")
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draws (n, P)."""
-        noise = torch.randn(n, len(self.mean), generator=generator, dtype=self.mean.dtype)
-        return (self.mean + self.variance.sqrt() * noise.to(self.mean.device)).to(self.mean.dtype)
-
-    def contracted(self, prior: Prior) -> int:
-        """Number of σ_i above σ0 among the distance-aware parameters."""
-        wide = self.variance.double() > prior.sigma0[prior.group] ** 2
-        return int((wide & (prior.factor[prior.group] > 0)).sum())
-
-    def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
-        """log Z(c), (M,), one row of c at a time: memory stays at P."""
-        mean, variance = self.mean.double(), self._inside(prior)
-        rows = c if c.shape[1] == 1 else (row[prior.group] for row in c)  # one group: no copy of P numbers
-        return torch.stack([log_expectation_terms(mean, variance, row).sum() for row in rows])
-
-    def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
-        """σ_d² = σ²/(1 − cσ²); μ_d = μ/(1 − cσ²) with `shift`, else μ."""
-        factor = stretch(self._inside(prior), c[prior.group])
-        center = self.mean * factor.square() if shift else self.mean.double()
-        return (center + (draws - self.mean) * factor).to(draws.dtype)
-
-    def _inside(self, prior: Prior) -> Tensor:
-        return torch.minimum(self.variance.double(), prior.sigma0[prior.group] ** 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +26,10 @@ class FullGaussian:
     _eigenpairs: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_mean(self.mean)
         p = len(self.mean)
         if self.covariance.shape != (p, p):
             raise ValueError(f"Expected `covariance` of shape ({p}, {p}), got {tuple(self.covariance.shape)}")
-        if not self.mean.isfinite().all():
-            raise ValueError("Expected a finite `mean`, got NaN or inf; check the posterior's moments")
         if not self.covariance.isfinite().all() or not torch.allclose(
             self.covariance, self.covariance.T, atol=1e-5 * float(self.covariance.abs().max())
         ):
