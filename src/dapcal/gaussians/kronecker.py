@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +18,8 @@ from dapcal.gaussians.diagonal import DiagonalGaussian
 from dapcal.prior import Prior
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Block:
     """Parameters that form a matrix, and the orthonormal bases of its rows and columns."""
 
     index: Tensor  # (rows, columns) positions in the flat parameter vector
@@ -78,10 +78,10 @@ class KroneckerGaussian:
     def rotated(self, vectors: Tensor, back: bool = False) -> Tensor:
         """Vectors (..., P) in rotated coordinates, or `back` from them."""
         result = vectors.clone()
-        for index, left, right in self.blocks:
-            flat = index.flatten()
-            matrix = vectors[..., flat].reshape(*vectors.shape[:-1], *index.shape)
-            u, v = left.to(vectors.dtype), right.to(vectors.dtype)
+        for block in self.blocks:
+            flat = block.index.flatten()
+            matrix = vectors[..., flat].reshape(*vectors.shape[:-1], *block.index.shape)
+            u, v = block.left.to(vectors.dtype), block.right.to(vectors.dtype)
             turned = u @ matrix @ v.T if back else u.T @ matrix @ v
             result[..., flat] = turned.flatten(-2)
         return result
@@ -97,6 +97,6 @@ class KroneckerGaussian:
             if len(groups) > 1:
                 raise ValueError(
                     "The parameters of one layer (weight and bias) are in several groups of the prior "
-                    f"{[prior.labels[g] for g in groups.tolist()]}, but a Kronecker-factored layer is rotated as a whole; fit "
-                    "the posterior with that prior, or give the layer one prior scale and one distance factor"
+                    f"{[prior.labels[g] for g in groups.tolist()]}, but a Kronecker-factored layer is rotated as a whole; "
+                    "fit the posterior with that prior, or give the layer one prior scale and one distance factor"
                 )
