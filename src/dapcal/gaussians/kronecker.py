@@ -96,7 +96,7 @@ class KroneckerGaussian:
             groups = prior.group[block.index].unique()
             if len(groups) > 1:
                 raise ValueError(
-                    "The parameters of one layer (weight and bias) are in several groups of the prior "
-                    f"{[prior.labels[g] for g in groups.tolist()]}, but a Kronecker-factored layer is rotated as a whole; "
-                    "fit the posterior with that prior, or give the layer one prior scale and one distance factor"
+                    "A Kronecker-factored layer is rotated as a whole, but its parameters are in several groups of the "
+                    f"prior: {[prior.labels[g] for g in groups.tolist()]}; fit the posterior with that prior, or give "
+                    "the layer one prior scale and one distance factor"
                 )
