@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from dapcal.data import Labelled, check_inputs, gather, in_memory, minibatches, size, split
+from dapcal.data import Labelled, batch_count, check_inputs, gather, in_memory, shuffled, size, split
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
@@ -117,22 +117,25 @@ def test_halves_are_random_and_seeded():
     assert not torch.equal(halves[0].sort().values, torch.arange(50))
 
 
-def test_minibatches_visit_every_row_once_in_a_new_order(generator):
+@pytest.mark.parametrize(("batch_size", "sizes"), [(4, [4, 2]), (5, [6]), (6, [6]), (100, [6]), (1, [1] * 6)])
+def test_minibatches_visit_every_row_once_in_the_given_order(batch_size, sizes):
     data = in_memory((X, Y), "train")
-    epochs = [list(minibatches(data, 4, generator)) for _ in range(5)]
-    for epoch in epochs:
-        assert [len(x) for x, _ in epoch] == [4, 2]
-        rows = torch.cat([y for _, y in epoch])
-        assert sorted(rows.tolist()) == Y.tolist()
-        assert torch.equal(torch.cat([x for x, _ in epoch]), X[rows])
-    assert len({tuple(torch.cat([y for _, y in epoch]).tolist()) for epoch in epochs}) > 1
+    order = torch.tensor([5, 0, 3, 1, 2, 4])
+    batches = list(shuffled(data, order, batch_size))
+    assert [len(x) for x, _ in batches] == sizes
+    assert batch_count(data, batch_size) == len(sizes)
+    rows = torch.cat([y for _, y in batches])
+    assert rows.tolist() == order.tolist()
+    assert torch.equal(torch.cat([x for x, _ in batches]), X[rows])
+    rest = [y for _, y in shuffled(data, order, batch_size, done=1)]
+    assert torch.equal(torch.cat([batches[0][1], *rest]), rows)
 
 
-def test_a_loader_keeps_its_batches(generator):
+def test_a_loader_keeps_its_batches():
     loader = DataLoader(TensorDataset(X, Y), batch_size=5)
     assert in_memory(loader, "train") is loader
     assert size(loader) == size(in_memory((X, Y), "train")) == 6
-    assert [y.tolist() for _, y in minibatches(in_memory(loader, "train"), 2, generator)] == [[0, 1, 2, 3, 4], [5]]
+    assert batch_count(loader, 2) == 2
 
 
 def test_subset():

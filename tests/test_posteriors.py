@@ -102,7 +102,7 @@ def test_map_learns(blobs, kind):
         epochs=40,
         learning_rate=0.02,
         batch_size=32,
-        progress=lambda epoch, loss: losses.append((epoch, loss)),
+        progress=lambda epoch: losses.append((epoch.number, epoch.loss)),
     )
     assert [epoch for epoch, _ in losses] == list(range(1, 41))
     assert losses[-1][1] < 0.5 * losses[0][1]
@@ -332,7 +332,7 @@ def test_variational_inference_learns_from_every_kind_of_data(blobs, kind):
         learning_rate=0.03,
         batch_size=32,
         draws=7,
-        progress=lambda epoch, loss: losses.append(loss),
+        progress=lambda epoch: losses.append(epoch.loss),
     )
     probabilities = posterior.outputs(x_new).softmax(-1).mean(0)
     assert (probabilities.argmax(-1) == y_new).float().mean() > 0.95
@@ -341,9 +341,9 @@ def test_variational_inference_learns_from_every_kind_of_data(blobs, kind):
     assert torch.equal(posterior.layout.flatten(dict(posterior.network.named_parameters())), posterior.gaussian.mean)
 
 
-@pytest.mark.parametrize("options", [{"kl_weight": -1.0}, {"draws": 0}])
+@pytest.mark.parametrize("options", [{"kl_weight": -1.0}, {"draws": 0}, {"warm_up": -1}, {"samples": 0}])
 def test_variational_inference_refuses(blobs, options):
-    with pytest.raises(ValueError, match="Expected `kl_weight` >= 0 and `draws` >= 1"):
+    with pytest.raises(ValueError, match="Expected `kl_weight` and `warm_up` >= 0"):
         variational.fit(network(), Categorical(), blobs[0], **options)
 
 

@@ -85,14 +85,26 @@ def in_memory(data: Data, name: str) -> Labelled | DataLoader:
     return data if isinstance(data, DataLoader) else gather(data, name)
 
 
-def minibatches(
-    data: Labelled | DataLoader, batch_size: int, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch of shuffled batches; a DataLoader keeps its own batches and order."""
-    if isinstance(data, DataLoader):
-        yield from data
-        return
-    for index in torch.randperm(len(data.x), generator=generator).split(batch_size):
+def batch_count(data: Labelled | DataLoader, batch_size: int) -> int:
+    """Number of minibatches in an epoch."""
+    return len(data) if isinstance(data, DataLoader) else len(batch_sizes(len(data.x), batch_size))
+
+
+def batch_sizes(n: int, batch_size: int) -> list[int]:
+    """Sizes of the minibatches of n rows; a last one of a single row joins the one before (batch norm needs two).
+
+    >>> batch_sizes(10, 4), batch_sizes(9, 4)
+    ([4, 4, 2], [4, 5])
+    """
+    sizes = [batch_size] * (n // batch_size) + [n % batch_size] * (n % batch_size > 0)
+    if len(sizes) > 1 and sizes[-1] == 1 and batch_size > 1:
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+def shuffled(data: Labelled, order: Tensor, batch_size: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Minibatches in the given order of rows, without the first `done`."""
+    for index in order.split(batch_sizes(len(order), batch_size))[done:]:
         yield data.x[index], data.y[index]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 import torch
 
+from dapcal.posteriors.training import Epoch
 from dapcal.search import Curve
 
 if TYPE_CHECKING:
@@ -81,6 +82,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def epochs_of(progress: Progress, stage: str, total: int) -> Callable[[int, float], None]:
+def epochs_of(progress: Progress, stage: str) -> Callable[[Epoch], None]:
     """A training callback that reports epochs as steps of a stage."""
-    return lambda epoch, _loss: progress(stage, epoch, total)
+    return lambda epoch: progress(stage, epoch.number, epoch.total)

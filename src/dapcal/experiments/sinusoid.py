@@ -89,11 +89,11 @@ def _fit(train: tuple[Tensor, Tensor], seed: int, progress: Progress) -> Any:
         noise = nn.Sequential(nn.Linear(1, 10), nn.ReLU(), nn.Linear(10, 1))
     point = map_posterior.fit(
         MeanAndNoise(mean, noise), NoiseHead(), train, epochs=MAP_EPOCHS, learning_rate=1e-2, batch_size=125,
-        seed=seed, aware="mean.*", progress=epochs_of(progress, "MAP network", MAP_EPOCHS),
+        seed=seed, aware="mean.*", progress=epochs_of(progress, "MAP network"),
     )  # fmt: skip
     return variational.fit(
         point.network, point.likelihood, train, epochs=VI_EPOCHS, learning_rate=1e-2, batch_size=POINTS, samples=2,
-        draws=DRAWS, seed=seed, aware="mean.*", progress=epochs_of(progress, "variational posterior", VI_EPOCHS),
+        draws=DRAWS, seed=seed, aware="mean.*", progress=epochs_of(progress, "variational posterior"),
     )  # fmt: skip
 
 

@@ -94,11 +94,11 @@ def _fit(train: tuple[Tensor, Tensor], seed: int, progress: Progress) -> Any:
     model = nn.Sequential(*layers)
     point = map_posterior.fit(
         model, Bernoulli(), train, epochs=MAP_EPOCHS, learning_rate=1e-2, batch_size=250, seed=seed,
-        progress=epochs_of(progress, "MAP network", MAP_EPOCHS),
+        progress=epochs_of(progress, "MAP network"),
     )  # fmt: skip
     return variational.fit(
         point.network, point.likelihood, train, epochs=VI_EPOCHS, learning_rate=1e-2, batch_size=POINTS, samples=2,
-        draws=DRAWS, seed=seed, progress=epochs_of(progress, "variational posterior", VI_EPOCHS),
+        draws=DRAWS, seed=seed, progress=epochs_of(progress, "variational posterior"),
     )  # fmt: skip
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dapcal.data import Data, in_memory, size
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
+from dapcal.networks import frozen_copy, layout_of, split_state
+from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Progress, minimise
+from dapcal.posteriors.training import Options, Training, minimise
 from dapcal.prior import Aware, make_prior
 
 
@@ -22,58 +23,38 @@ def fit(
     train: Data,
     *,
     prior_scale: float | Mapping[str, float] = 1.0,
-    epochs: int = 100,
-    learning_rate: float = 1e-3,
-    batch_size: int = 128,
     seed: int = 0,
     aware: Aware = "*",
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> NetworkPosterior:
-    """Maximise log p(y | θ, x) + log N(θ | 0, σ0² I) with Adam, from the model's present weights.
+    """Maximise log p(y | θ, x) + log N(θ | 0, σ0² I), from the model's present weights.
 
-    `posterior.network` is the trained module; the model passed in is left as it was. The seed sets the order of the
-    batches; a model with dropout also draws from torch's global generator.
+    `posterior.network` is the trained module; the model passed in is left as it was.
 
     Args:
         model: any module from inputs to outputs (N, C).
         likelihood: p(y | outputs); its free values (noise level) are learnt too.
         train: (inputs, targets), a Dataset or a DataLoader.
         prior_scale: σ0, one or by name pattern.
-        epochs: passes over the training data.
-        learning_rate: Adam's at the start; it falls to zero along a cosine.
-        batch_size: where `train` is no DataLoader.
-        seed: order of the batches.
+        seed: of the order of the batches, and of dropout.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
-        progress: called after every epoch.
+        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`.
     """
+    training = Training(**options)
     data = in_memory(train, "train")
-    count = size(data)
-    module = copy.deepcopy(model).train()
-    layout = layout_of(split_state(module)[0])
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    device = parameters[0].device
-    prior = make_prior(layout.sizes, prior_scale, aware, device)
-    sigma0 = layout.unflatten(prior.sigma0[prior.group].to(parameters[0])).values()
-    free = {n: t.to(device).requires_grad_() for n, t in likelihood.free().items()}
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        outputs = one_column(as_tensor(module(x.to(device))))
-        targets = likelihood.check(outputs, y.to(device))
-        squares = torch.stack([((p / s) ** 2).sum() for p, s in zip(parameters, sigma0, strict=True)])
-        return squares.sum() / (2 * count) - likelihood.at(free).log_likelihood(outputs, targets).mean()
-
+    joint = log_joint(model, likelihood, size(data), prior_scale, aware, training)
     minimise(
-        loss,
-        [*parameters, *free.values()],
+        joint.loss,
+        [*joint.parameters, *joint.free.values()],
+        joint.tensors,
         data,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
+        training=training,
         generator=torch.Generator().manual_seed(seed),
-        progress=progress,
+        method="MAP",
+        settings={"prior_scale": prior_scale, "likelihood": likelihood},
+        held_out_nll=joint.held_out_nll,
     )
-    learnt = likelihood.at({n: t.detach() for n, t in free.items()})
-    return point(module, learnt, prior_scale=prior_scale, aware=aware)
+    return point(joint.module, joint.likelihood, prior_scale=prior_scale, aware=aware)
 
 
 def point(

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils.data import DataLoader
 
-from dapcal.data import Data, in_memory, size
+from dapcal.data import Data, Labelled, batch_count, in_memory, size
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
+from dapcal.networks import as_tensor, evaluate, frozen_copy, layout_of, one_column, split_state
+from dapcal.posteriors.flipout import Flipout
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Progress, minimise
-from dapcal.prior import Aware, make_prior
+from dapcal.posteriors.training import Options, Training, minimise
+from dapcal.prior import Aware, Prior, make_prior
+from dapcal.types import DapcalWarning
+
+HELD_OUT_DRAWS = 10  # that the held-out NLL is read from during training
+COLLAPSED = 0.95  # share of parameters at the prior from which on a warning comes
 
 
 def fit(
@@ -25,20 +33,20 @@ def fit(
     *,
     prior_scale: float | Mapping[str, float] = 1.0,
     kl_weight: float = 1.0,
-    draws: int = 50,
-    epochs: int = 100,
-    learning_rate: float = 1e-3,
-    batch_size: int = 128,
+    warm_up: int = 0,
+    flipout: bool = False,
     samples: int = 1,
     initial_scale: float = 0.02,
+    draws: int = 50,
     seed: int = 0,
     aware: Aware = "*",
-    progress: Progress | None = None,
+    **options: Unpack[Options],
 ) -> NetworkPosterior:
     """q(θ) = N(μ, diag σ²) that maximises Σ_n E_q[log p(y_n | θ, x_n)] − λ KL(q ‖ N(0, σ0² I)).
 
     The mean starts at the model's weights, so pass a trained model (`dapcal.posteriors.map.fit(...).network`). The
-    network runs in evaluation mode: batch-norm statistics stay as they are. Graves (2011), Blundell et al. (2015).
+    network runs in evaluation mode: batch-norm statistics stay as they are, dropout is off. Graves (2011), Blundell et
+    al. (2015).
 
     Args:
         model: the trained network.
@@ -47,56 +55,82 @@ def fit(
         prior_scale: σ0, one or by name pattern.
         kl_weight: λ; under 1 it tempers the posterior, which large networks need (with λ = 1 the mean-field posterior
             of a 36-million-parameter network collapses onto the prior).
-        draws: S, fixed draws that predictions use.
-        epochs: passes over the training data.
-        learning_rate: Adam's at the start; it falls to zero along a cosine.
-        batch_size: where `train` is no DataLoader.
+        warm_up: epochs over which the KL's weight rises from 0 to λ.
+        flipout: noise of its own signs for every input of a minibatch; a step costs about twice as much.
         samples: draws of θ for each gradient.
         initial_scale: σ at the start.
+        draws: S, fixed draws that predictions use.
         seed: of batches, gradients and draws.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
-        progress: called after every epoch.
+        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`.
     """
-    if kl_weight < 0 or draws < 1:
-        raise ValueError(f"Expected `kl_weight` >= 0 and `draws` >= 1, got {kl_weight} and {draws}")
+    if kl_weight < 0 or draws < 1 or samples < 1 or warm_up < 0 or not initial_scale > 0:
+        raise ValueError(
+            "Expected `kl_weight` and `warm_up` >= 0, `draws` and `samples` >= 1, `initial_scale` > 0, got "
+            f"{kl_weight}, {warm_up}, {draws}, {samples}, {initial_scale}"
+        )
+    training = Training(**options)
     data = in_memory(train, "train")
-    count = size(data)
     module = frozen_copy(model)
     random, shared = split_state(model)
     layout = layout_of(random)
-    prior = make_prior(layout.sizes, prior_scale, aware, next(iter(random.values())).device)
+    device = next(iter(random.values())).device
+    prior = make_prior(layout.sizes, prior_scale, aware, device)
     mean = layout.flatten(random).requires_grad_()
     log_scale = torch.full_like(mean, math.log(initial_scale)).requires_grad_()
     sigma0 = prior.sigma0[prior.group].to(mean.dtype)
-    free = {n: t.to(mean.device).requires_grad_() for n, t in likelihood.free().items()}
+    free = {n: t.to(device).requires_grad_() for n, t in likelihood.free().items()}
     generator = torch.Generator().manual_seed(seed)
+    count, warm_steps = size(data), warm_up * batch_count(data, training.batch_size)
+    step = torch.zeros((), dtype=torch.long)
+    flipped = Flipout(module, shared, _example(data)) if flipout else None
 
     def forward(vector: Tensor, x: Tensor) -> Tensor:
         return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
 
+    def outputs_of(x: Tensor) -> Tensor:
+        noise = torch.randn(samples, len(mean), dtype=mean.dtype, device=device) * log_scale.exp()
+        with training.autocast(device):
+            if flipped is not None:
+                own = layout.unflatten(mean)
+                return torch.stack([one_column(as_tensor(flipped(own, layout.unflatten(n), x))) for n in noise])
+            theta = mean + noise  # (samples, P)
+            return forward(theta[0], x)[None] if samples == 1 else vmap(forward, (0, None))(theta, x)
+
     def loss(x: Tensor, y: Tensor) -> Tensor:
-        noise = torch.randn(samples, len(mean), generator=generator, dtype=mean.dtype).to(mean.device)
-        theta = mean + log_scale.exp() * noise  # (samples, P)
-        moved = x.to(mean.device)
-        outputs = forward(theta[0], moved)[None] if samples == 1 else vmap(forward, (0, None))(theta, moved)
-        targets = likelihood.check(outputs, y.to(mean.device))
-        penalty = kl_weight * divergence(mean, log_scale, sigma0) / count
+        outputs = outputs_of(x.to(device)).to(mean.dtype)
+        targets = likelihood.check(outputs, y.to(device))
+        weight = kl_weight * (min(1.0, int(step.add_(1)) / warm_steps) if warm_steps else 1.0)
+        penalty = weight * divergence(mean, log_scale, sigma0) / count
         return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
+
+    fixed = torch.randn(HELD_OUT_DRAWS, len(mean), generator=torch.Generator().manual_seed(seed + 1), dtype=mean.dtype)
+
+    def held_out_nll(x: Tensor, y: Tensor) -> Tensor:
+        theta = mean + log_scale.exp() * fixed.to(device)
+        outputs = evaluate(module, layout.unflatten(theta), shared, x)
+        log_p = likelihood.at(_detached(free)).log_likelihood(outputs, likelihood.check(outputs, y.to(device)))
+        return -(torch.logsumexp(log_p, 0) - math.log(len(log_p))).mean()
 
     minimise(
         loss,
         [mean, log_scale, *free.values()],
+        {"mean": mean, "log_scale": log_scale, "step": step, **free},
         data,
-        epochs=epochs,
-        learning_rate=learning_rate,
-        batch_size=batch_size,
+        training=training,
         generator=generator,
-        progress=progress,
-    )
+        method="variational",
+        settings={
+            "prior_scale": prior_scale, "likelihood": likelihood, "kl_weight": kl_weight, "warm_up": warm_up,
+            "flipout": flipout, "samples": samples, "initial_scale": initial_scale,
+        },
+        held_out_nll=held_out_nll,
+    )  # fmt: skip
     gaussian = DiagonalGaussian(mean.detach(), (2 * log_scale.detach()).exp())
+    warn_if_collapsed(gaussian, prior)
     return NetworkPosterior(
         model=module,
-        likelihood=likelihood.at({n: t.detach() for n, t in free.items()}),
+        likelihood=likelihood.at(_detached(free)),
         layout=layout,
         draws=gaussian.sample(draws, generator),
         center=gaussian.mean,
@@ -106,11 +140,42 @@ def fit(
     )
 
 
+def warn_if_collapsed(gaussian: DiagonalGaussian, prior: Prior) -> None:
+    """A warning where almost all parameters are distributed as their prior says: data taught the network nothing."""
+    sigma0 = prior.sigma0[prior.group]
+    log_scale = 0.5 * gaussian.variance.double().log()
+    at_prior = divergences(gaussian.mean.double(), log_scale, sigma0) < 0.01
+    share = float(at_prior.double().mean())
+    if share > COLLAPSED:
+        warnings.warn(
+            f"The posterior collapsed onto the prior: {share:.0%} of the parameters are less than 0.01 nats away from "
+            "it. Use a smaller `kl_weight` (0.1 or 0.01), a `warm_up`, or more data",
+            DapcalWarning,
+            stacklevel=3,
+        )
+
+
 def divergence(mean: Tensor, log_scale: Tensor, sigma0: float | Tensor) -> Tensor:
     """KL(N(mean, exp(2 log_scale)) ‖ N(0, σ0²)), summed.
 
     >>> divergence(torch.tensor([0.0]), torch.tensor([0.0]), 1.0).item()
     0.0
     """
+    return divergences(mean, log_scale, sigma0).sum()
+
+
+def divergences(mean: Tensor, log_scale: Tensor, sigma0: float | Tensor) -> Tensor:
+    """The same for each parameter."""
     ratio = 2 * (log_scale - torch.as_tensor(sigma0, dtype=mean.dtype, device=mean.device).log())
-    return 0.5 * (ratio.exp() + (mean / sigma0) ** 2 - 1 - ratio).sum()
+    return 0.5 * (ratio.exp() + (mean / sigma0) ** 2 - 1 - ratio)
+
+
+def _example(data: Labelled | DataLoader) -> Tensor:
+    if isinstance(data, DataLoader):
+        with torch.random.fork_rng(devices=[]):
+            return next(iter(data))[0][:1]
+    return data.x[:1]
+
+
+def _detached(free: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n: t.detach() for n, t in free.items()}

@@ -1,0 +1,334 @@
+"""The trainer: a killed run ends where an uninterrupted one does; early stopping, schedules, seeds, progress."""
+
+from __future__ import annotations
+
+import io
+import math
+import multiprocessing
+import random
+import signal
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dapcal.likelihoods import Categorical, Gaussian
+from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors import variational
+from dapcal.posteriors.training import Epoch, Training, constant
+from dapcal.progress import Bar
+
+FITS = {"map": map_posterior.fit, "variational": variational.fit}
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(2, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 16), nn.Linear(16, 3)
+        )
+
+
+def everything(posterior) -> list[torch.Tensor]:
+    return [posterior.draws, *posterior.shared.values()]
+
+
+def same(one, two) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(everything(one), everything(two), strict=True))
+
+
+@pytest.fixture
+def settings(blobs):
+    return {
+        "train": blobs[0], "epochs": 12, "batch_size": 16, "learning_rate": 0.01, "held_out": blobs[1], "patience": 6,
+    }  # fmt: skip
+
+
+class Killed(Exception):
+    pass
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("method", FITS)
+def test_ten_kills_at_random_moments_change_nothing(tmp_path, settings, method):
+    settings["epochs"] = 30
+    fit, path = FITS[method], tmp_path / "run"
+
+    def train() -> None:
+        fit(network(), Categorical(), checkpoint=path, checkpoint_seconds=0, **settings)
+
+    started = time.monotonic()
+    reference = fit(
+        network(), Categorical(), checkpoint=tmp_path / "other", checkpoint_seconds=0, **settings
+    )  # the same work
+    duration = time.monotonic() - started
+    context, moments, kills = multiprocessing.get_context("fork"), random.Random(0), 0
+    while kills < 10:
+        child = context.Process(target=train)
+        child.start()
+        child.join(moments.uniform(0, duration / 4))
+        if child.exitcode == 0:  # came to its end before the kill: start anew
+            path.unlink()
+        elif child.exitcode is None:
+            child.kill()
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
+            kills += 1
+        else:
+            pytest.fail(f"a resumed run failed with exit code {child.exitcode}")
+    resumed = fit(network(), Categorical(), checkpoint=path, checkpoint_seconds=0, **settings)
+    assert same(resumed, reference)
+    assert same(fit(network(), Categorical(), **settings), reference)
+
+
+@pytest.mark.parametrize("method", FITS)
+@pytest.mark.parametrize("at_epoch", [1, 5, 12])
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_a_loader_resumes_at_the_end_of_an_epoch(tmp_path, settings, method, at_epoch, own_generator):
+    x, y = settings.pop("train")
+    fit, path = FITS[method], tmp_path / "run"
+
+    def loader():
+        generator = torch.Generator().manual_seed(5) if own_generator else None
+        return DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True, generator=generator)
+
+    def stop(epoch: Epoch) -> None:
+        if epoch.number == at_epoch:
+            raise Killed
+
+    settings["patience"] = 12
+    reference = fit(network(), Categorical(), loader(), **settings)
+    with pytest.raises(Killed):
+        fit(network(), Categorical(), loader(), checkpoint=path, checkpoint_seconds=0, progress=stop, **settings)
+    assert same(fit(network(), Categorical(), loader(), checkpoint=path, **settings), reference)
+
+
+def test_a_finished_run_is_read_and_not_repeated(tmp_path, settings):
+    path, epochs = tmp_path / "deep" / "run", []
+    one = map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+    two = map_posterior.fit(network(), Categorical(), checkpoint=path, progress=epochs.append, **settings)
+    assert same(one, two)
+    assert epochs == []
+    assert [p.name for p in path.parent.iterdir()] == ["run"]
+
+
+CHANGES = {
+    "epochs": {"epochs": 13},
+    "learning_rate": {"learning_rate": 0.02},
+    "seed": {"seed": 1},
+    "prior_scale": {"prior_scale": 2.0},
+    "optimiser": {"optimiser": lambda p, lr: torch.optim.SGD(p, lr)},
+    "schedule": {"schedule": constant},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, settings, name):
+    path = tmp_path / "run"
+    map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+    with pytest.raises(ValueError, match=f"another run .*{name}.*remove it"):
+        map_posterior.fit(network(), Categorical(), checkpoint=path, **{**settings, **CHANGES[name]})
+
+
+def test_a_checkpoint_of_other_data_model_or_method_is_refused(tmp_path, settings):
+    path = tmp_path / "run"
+    map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+    with pytest.raises(ValueError, match="other method"):
+        variational.fit(network(), Categorical(), checkpoint=path, **settings)
+    with pytest.raises(ValueError, match="other parameters"):
+        map_posterior.fit(nn.Linear(2, 3), Categorical(), checkpoint=path, **settings)
+    x, y = settings["train"]
+    with pytest.raises(ValueError, match="other training data"):
+        map_posterior.fit(network(), Categorical(), checkpoint=path, **{**settings, "train": (x + 1, y)})
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 half"])
+def test_a_broken_checkpoint_is_refused(tmp_path, settings, content):
+    path = tmp_path / "run"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="no checkpoint that this dapcal reads"):
+        map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+
+
+# Early stopping and the held-out NLL
+
+
+@pytest.mark.parametrize("method", FITS)
+def test_patience_goes_back_to_the_best_epoch(blobs, method):
+    (x, y), held_out = blobs
+    wrong = (x[:30], (y[:30] + torch.randint(0, 3, (30,), generator=torch.Generator().manual_seed(0))) % 3)
+    epochs: list[Epoch] = []
+    options = {"epochs": 200, "learning_rate": 0.02, "batch_size": 8, "schedule": constant, "prior_scale": 10.0}
+    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 3))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+    stopped = FITS[method](
+        model, Categorical(), wrong, held_out=held_out, patience=5, progress=epochs.append, **options
+    )
+    nll = [epoch.held_out_nll for epoch in epochs]
+    best = nll.index(min(nll))
+    assert len(nll) == best + 1 + 5 < 200
+    again = FITS[method](model, Categorical(), wrong, held_out=held_out, **{**options, "epochs": best + 1})
+    assert torch.equal(stopped.center, again.center)
+
+
+def test_the_held_out_nll_of_map_is_that_of_the_network(blobs):
+    epochs: list[Epoch] = []
+    posterior = map_posterior.fit(
+        network(), Categorical(), blobs[0], epochs=3, held_out=blobs[1], batch_size=50, progress=epochs.append
+    )
+    x, y = blobs[1]
+    expected = nn.functional.cross_entropy(posterior.network(x), y)
+    assert epochs[-1].held_out_nll == pytest.approx(expected.item(), rel=1e-5)
+    assert [e.number for e in epochs] == [1, 2, 3]
+    assert {e.total for e in epochs} == {3}
+
+
+def test_held_out_data_alone_change_nothing(blobs):
+    one, two = (
+        map_posterior.fit(network(), Categorical(), blobs[0], epochs=4, held_out=held_out)
+        for held_out in (None, blobs[1])
+    )
+    assert same(one, two)
+
+
+# Optimisers, schedules, precision
+
+
+def test_any_optimiser_and_schedule(blobs):
+    seen = []
+
+    def schedule(optimiser, steps):
+        seen.append((type(optimiser), steps))
+        return torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.1, total_steps=steps)
+
+    posterior = map_posterior.fit(
+        network(),
+        Categorical(),
+        blobs[0],
+        epochs=20,
+        batch_size=32,
+        optimiser=lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9, nesterov=True),
+        schedule=schedule,
+    )
+    assert seen == [(torch.optim.SGD, 20 * 5)]
+    x, y = blobs[1]
+    assert (posterior.network(x).argmax(-1) == y).double().mean() > 0.95
+
+
+def test_the_schedule_reaches_zero(blobs):
+    rates = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            rates.append(self.param_groups[0]["lr"])
+            return super().step(closure)
+
+    map_posterior.fit(network(), Categorical(), blobs[0], epochs=5, batch_size=30, learning_rate=0.3, optimiser=Watched)
+    assert len(rates) == 25
+    expected = [0.15 * (1 + math.cos(math.pi * i / 25)) for i in range(25)]
+    assert rates == pytest.approx(expected)
+
+
+def test_plateau_schedules_are_refused(blobs):
+    with pytest.raises(TypeError, match="ReduceLROnPlateau"):
+        map_posterior.fit(
+            network(),
+            Categorical(),
+            blobs[0],
+            schedule=lambda o, steps: torch.optim.lr_scheduler.ReduceLROnPlateau(o),
+        )
+
+
+@pytest.mark.parametrize("method", FITS)
+def test_bfloat16_runs_the_network_and_keeps_the_weights(blobs, method):
+    seen = []
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 3))
+
+    class Watched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            out = self.inner(x)
+            seen.append(out.dtype)
+            return out
+
+    posterior = FITS[method](Watched(), Categorical(), blobs[0], epochs=20, learning_rate=0.02, bf16=True)
+    assert seen[0] == torch.bfloat16
+    assert posterior.draws.dtype == torch.float32
+    x, y = blobs[1]
+    assert (posterior.network(x).argmax(-1) == y).double().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": -1}, {"batch_size": 0}, {"learning_rate": 0.0}, {"patience": 3}, {"learning_rate": math.nan}]
+)
+def test_wrong_options_are_refused(wrong):
+    with pytest.raises(ValueError, match="Expected"):
+        Training(**wrong)
+
+
+def test_unknown_options_are_refused(blobs):
+    with pytest.raises(TypeError, match="lerning_rate"):
+        map_posterior.fit(network(), Categorical(), blobs[0], lerning_rate=0.1)
+
+
+# Batch norm, dropout, seeds
+
+
+def test_a_last_batch_of_one_suits_batch_norm(blobs):
+    x, y = blobs[0]
+    map_posterior.fit(network(), Categorical(), (x[:33], y[:33]), epochs=2, batch_size=16)
+
+
+def test_dropout_is_seeded_and_the_global_generator_left_alone(blobs):
+    before = torch.random.get_rng_state()
+    one, two, three = (map_posterior.fit(network(), Categorical(), blobs[0], epochs=3, seed=s) for s in (0, 0, 1))
+    assert same(one, two)
+    assert not same(one, three)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_noise_level_is_part_of_a_checkpoint(tmp_path):
+    x = torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
+    path, options = tmp_path / "run", {"epochs": 10, "learning_rate": 0.05}
+    one, two = (
+        map_posterior.fit(nn.Linear(1, 1), Gaussian(), (x, 2 * x), checkpoint=path, **options) for _ in range(2)
+    )
+    assert one.likelihood == two.likelihood
+    assert one.likelihood.noise != 1.0
+
+
+# The progress bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_shows_loss_and_held_out_nll():
+    stream = Terminal()
+    bar = Bar("MAP", stream)
+    for number in range(1, 4):
+        bar(Epoch(number, 3, 0.5 / number, 0.25))
+    text = stream.getvalue()
+    assert text.count("\r") == 3
+    assert text.endswith("\n")
+    assert "MAP" in text
+    assert "3/3  loss 0.1667  held-out NLL 0.2500  0:00 left" in text
+
+
+def test_without_a_terminal_the_bar_writes_ten_lines(capsys, blobs):
+    map_posterior.fit(network(), Categorical(), blobs[0], epochs=40, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert all("loss" in line and "held-out" not in line for line in lines)
