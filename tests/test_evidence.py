@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from dapcal.adjust.base import base_ensemble
+from dapcal.ensembles import base_ensemble
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
 

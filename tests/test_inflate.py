@@ -10,7 +10,7 @@ from scipy.special import softmax
 from torch import nn
 
 from dapcal.adjust import Inflate
-from dapcal.adjust.base import base_ensemble
+from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import gaussian, map
 from dapcal.posteriors.predictions import StackedPredictions

@@ -15,9 +15,9 @@ from torch.distributions import Normal
 import dapcal
 from cases import ADJUSTMENTS
 from dapcal.adjust import Reweight, Transport
-from dapcal.adjust.base import base_ensemble
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead
 from dapcal.posteriors import gaussian
 from dapcal.posteriors.network import NetworkPosterior
@@ -214,7 +214,7 @@ def test_closed_form_inflate_adds_what_its_formula_says(kind):
     if kind in CLASSES:  # one variance per input: of the centred logits, averaged over the classes
         logits = outputs / 1.3 if kind == "categorical" else torch.cat([0 * outputs, outputs / 0.8], -1)
         centred = logits - logits.mean(-1, keepdim=True)
-        v = centred.var(0, correction=0).mean(-1, keepdim=True).expand(outputs.shape[1:])
+        v = centred.var(0, correction=0).mean(-1, keepdim=True)
     else:
         v = outputs[..., :2].var(0, correction=0)
     torch.testing.assert_close(prediction.ensemble.spread, v * (k**2 - 1)[:, None])

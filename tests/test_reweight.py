@@ -12,8 +12,8 @@ from torch import nn
 
 from cases import doubles, inputs, network_posterior
 from dapcal.adjust import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
-from dapcal.adjust.base import base_ensemble
 from dapcal.diagnostics import effective_sample_size, total_weight
+from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.predictions import StackedPredictions

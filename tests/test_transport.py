@@ -12,7 +12,7 @@ from torch import nn
 
 from cases import doubles, inputs, network_posterior
 from dapcal.adjust import Reweight, Transport
-from dapcal.adjust.base import base_ensemble
+from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.predictions import StackedPredictions

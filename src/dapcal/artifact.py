@@ -26,6 +26,7 @@ from dapcal import (
     evidence,
     gaussians,
     likelihoods,
+    linear,
     neighbors,
     prior,
     projectors,
@@ -44,7 +45,7 @@ VERSION = 1
 _STORED: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Calibrated, NetworkPosterior, StackedPredictions, Layout, prior.Prior,
+        Calibrated, NetworkPosterior, StackedPredictions, Layout, prior.Prior, linear.LastLayer, linear.Linearised,
         adjust.Inflate, adjust.Reweight, adjust.Transport,
         adjust.ClosedForm, adjust.SelfNormalised, adjust.PriorMonteCarlo,
         distances.Distance, distances.FittedSpace, distances.Radius,

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from dapcal.adjust import Inflate
-from dapcal.adjust.base import base_ensemble, base_on, outputs_with_spread
+from dapcal.adjust.base import is_closed, outputs_with_spread
 from dapcal.adjust.reweight import Reweight
 from dapcal.data import Data, Labelled, check_inputs, gather, split
 from dapcal.diagnostics import effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
+from dapcal.ensembles import base_ensemble, base_of, base_on, closed_ensemble, moments_of
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.gap import GapCrossValidation
 from dapcal.likelihoods import ClassLikelihood, Likelihood
@@ -75,7 +76,7 @@ def calibrate(
     train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"))
     first, second = (held.subset(rows) for rows in split(len(held.x), torch.Generator().manual_seed(seed)))
     if temperature:
-        posterior = in_domain(posterior, first)
+        posterior = in_domain(posterior, first, is_closed(adjust, posterior))
     likelihood = posterior.likelihood
 
     adjusted_first = adjust(posterior, first.x)  # the one forward pass over these inputs
@@ -109,7 +110,7 @@ def calibrate(
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
     phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates)
 
-    base_second = base_on(posterior, second)
+    base_second = base_of(posterior, second.x, is_closed(adjust, posterior))
     further = measured.further
     return Calibrated(
         posterior=posterior,
@@ -167,10 +168,11 @@ class Calibrated:
     def joint(self, x: Tensor) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         check_inputs(x, "x", like=self.example)
-        if isinstance(self.adjust, Inflate) and not self.adjust.drawn:
+        if (isinstance(self.adjust, Inflate) and self.adjust.closed) or is_closed(self.adjust, self.posterior):
+            name = type(self.adjust).__name__
             raise ValueError(
-                "A joint prediction needs draws, and the closed form of Inflate has a spread alone; calibrate with "
-                "adjust=Inflate(drawn=True)"
+                f"A joint prediction needs draws, and the closed form of {name} has a spread alone; calibrate with "
+                f"adjust={name}(drawn=True)"
             )
         return self._predict(x, self.distance.raw(x), self.distance.joint(x).expand(len(x)), is_joint=True)
 
@@ -212,18 +214,20 @@ class Calibrated:
         )
 
 
-def in_domain(posterior: Posterior, held_out: Labelled) -> Posterior:
+def in_domain(posterior: Posterior, held_out: Labelled, closed: bool = False) -> Posterior:
     """The posterior with the temperature or noise level that minimises the held-out negative log-likelihood."""
     from scipy.optimize import minimize_scalar
 
     if not is_dataclass(posterior) or isinstance(posterior, type):
         raise TypeError(f"{type(posterior).__name__} is no dataclass: calibrate its likelihood before, and pass it in")
-    outputs = posterior.outputs(held_out.x)
+    moments = moments_of(posterior, held_out.x) if closed else None
+    outputs = posterior.outputs(held_out.x) if moments is None else moments.mean[None]
     y = held_out.y.to(outputs.device)
 
     def nll(log_factor: float) -> float:
         likelihood = posterior.likelihood.rescaled(math.exp(log_factor))
-        return float(-likelihood.log_prob(base_ensemble(likelihood, outputs), y).mean())
+        base = base_ensemble(likelihood, outputs) if moments is None else closed_ensemble(likelihood, moments)
+        return float(-likelihood.log_prob(base, y).mean())
 
     best = minimize_scalar(nll, bounds=(-4, 4), method="bounded", options={"xatol": 1e-4}).x
     return replace(posterior, likelihood=posterior.likelihood.rescaled(math.exp(best)))
@@ -277,7 +281,7 @@ def _check_targets(likelihood: Likelihood, one: Tensor, data: Labelled) -> Label
 
 def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
     draws = len(importance_of(base))  # completed weights have one more, the uniform answer
-    if not likelihood.location_variance(base.outputs[:draws]).any():
+    if not base.spread.any() and not likelihood.location_variance(base.outputs[:draws]).any():
         raise ValueError(
             "All draws give the same outputs at all held-out inputs: there is no spread to inflate, move or weight. "
             "Check that the posterior's draws differ"

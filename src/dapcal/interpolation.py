@@ -45,14 +45,30 @@ class Tabulated:
         return values[inverse]
 
     def _interpolate(self, piece: int, u: Tensor) -> Tensor:
-        angle = torch.arange(NODES, dtype=u.dtype, device=u.device) * (math.pi / (NODES - 1))
-        nodes = torch.sin(angle / 2) ** 2  # (1 − cos)/2 without cancellation; first 0, last 1
+        nodes = chebyshev(NODES, u)
         if piece not in self._pieces:
             self._pieces[piece] = self.function(piece + nodes)
-        weights = torch.ones_like(nodes)
-        weights[1::2] = -1
-        weights[[0, -1]] *= 0.5
-        difference = u[:, None] - nodes  # (N, nodes)
-        hit = difference == 0
-        terms = weights / torch.where(hit.any(1, keepdim=True), hit.to(u.dtype).reciprocal(), difference)
-        return (terms @ self._pieces[piece]) / terms.sum(1)
+        return basis(u, nodes) @ self._pieces[piece]
+
+
+def chebyshev(n: int, like: Tensor) -> Tensor:
+    """n Chebyshev nodes on [0, 1], ends included."""
+    angle = torch.arange(n, dtype=like.dtype, device=like.device) * (math.pi / (n - 1))
+    return torch.sin(angle / 2) ** 2  # (1 − cos)/2 without cancellation; first 0, last 1
+
+
+def basis(u: Tensor, nodes: Tensor) -> Tensor:
+    """Values (N, n) at u (N,) of the polynomials that are 1 at one Chebyshev node and 0 at the others.
+
+    >>> nodes = chebyshev(5, torch.zeros((), dtype=torch.float64))
+    >>> u = torch.tensor([0.3, 0.5, 1.0], dtype=torch.float64)
+    >>> torch.allclose(basis(u, nodes) @ nodes**4, u**4)
+    True
+    """
+    weights = torch.ones_like(nodes)
+    weights[1::2] = -1
+    weights[[0, -1]] *= 0.5
+    difference = u[:, None] - nodes
+    hit = difference == 0
+    terms = weights / torch.where(hit.any(1, keepdim=True), hit.to(u.dtype).reciprocal(), difference)
+    return terms / terms.sum(1, keepdim=True)

@@ -63,8 +63,27 @@ class Likelihood(ABC):
         raise TypeError(f"{type(self).__name__} has no in-domain calibration; use temperature=False")
 
     def location_variance(self, outputs: Tensor) -> Tensor:
-        """V, the draws' variance of the location outputs (what Inflate multiplies), (N, C)."""
-        return outputs.double().var(0, correction=0)
+        """V, the draws' variance of the location outputs (what Inflate multiplies), (N, K)."""
+        return self.spread(self.pooled(self.locations(outputs.double()).var(0, correction=0)))
+
+    def locations(self, outputs: Tensor) -> Tensor:
+        """The linear function of the outputs whose variance counts, (..., C) to (..., L)."""
+        return outputs
+
+    def pooled(self, variance: Tensor) -> Tensor:
+        """Variances of the locations (..., L) as the numbers that `spread` takes (..., K)."""
+        return variance
+
+    def spread(self, variance: Tensor) -> Tensor:
+        """A pooled variance in the units of `Ensemble.spread`."""
+        return variance
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """R (N, C, M) with R Rᵀ the Fisher information of p(y | outputs), for outputs (N, C)."""
+        raise TypeError(
+            f"{type(self).__name__} gives no curvature; write `curvature_root`, or use "
+            "curvature=dapcal.posteriors.laplace.empirical_fisher"
+        )
 
     def stretch(self, outputs: Tensor, k: Tensor) -> Tensor:
         """Draws pushed away from their mean by k (N,), location outputs only, (S, N, C)."""
@@ -156,6 +175,10 @@ class ClassLikelihood(Likelihood):
         """Logits divided by a further temperature."""
         return replace(self, temperature=self.temperature * factor)  # type: ignore[type-var]
 
+    def spread(self, variance: Tensor) -> Tensor:
+        """Variance of tempered logits."""
+        return variance / self.temperature**2
+
     def log_mean(self, ensemble: Ensemble) -> Tensor:
         """log of the predictive probabilities, (N, K): log p̄ / t, renormalised to the mass of p̄.
 
@@ -207,11 +230,18 @@ class Categorical(ClassLikelihood):
         """Outputs over temperature."""
         return outputs / self.temperature
 
-    def location_variance(self, outputs: Tensor) -> Tensor:
-        """Variance of the centred logits over the draws, averaged over classes, (N, C) with equal columns."""
-        logits = self.class_logits(outputs.double())
-        centred = logits - logits.mean(-1, keepdim=True)
-        return centred.var(0, correction=0).mean(-1, keepdim=True).expand(outputs.shape[1:])
+    def locations(self, outputs: Tensor) -> Tensor:
+        """Centred logits: what all classes share says nothing."""
+        return outputs - outputs.mean(-1, keepdim=True)
+
+    def pooled(self, variance: Tensor) -> Tensor:
+        """One number per input, the average over classes: with one per class the order of classes would not stay."""
+        return variance.mean(-1, keepdim=True)
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """diag(√p) − p √pᵀ over temperature: its square is diag(p) − p pᵀ."""
+        p = self.class_logits(outputs).softmax(-1)
+        return (torch.diag_embed(p.sqrt()) - p[..., :, None] * p.sqrt()[..., None, :]) / self.temperature
 
     def check(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Labels as integers in [0, K)."""
@@ -232,9 +262,14 @@ class Bernoulli(ClassLikelihood):
         """0 and z over temperature."""
         return torch.cat([torch.zeros_like(outputs), outputs / self.temperature], -1)
 
-    def location_variance(self, outputs: Tensor) -> Tensor:
-        """Class-averaged variance of the centred logits (−z/2, z/2), as Categorical has it, (N, 1)."""
-        return (outputs.double() / (2 * self.temperature)).var(0, correction=0)
+    def locations(self, outputs: Tensor) -> Tensor:
+        """Centred logits are (−z/2, z/2), so that one number says it, as Categorical has it."""
+        return outputs / 2
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """√(p (1 − p)) over temperature."""
+        z = outputs / self.temperature
+        return (torch.sigmoid(z) * torch.sigmoid(-z)).sqrt()[..., None] / self.temperature
 
     def check(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Labels 0 and 1."""
@@ -326,6 +361,10 @@ class Gaussian(NormalLikelihood):
         """Noise level times `factor`."""
         return Gaussian(float(self.noise) * factor)
 
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """1/noise for every target."""
+        return torch.diag_embed(torch.ones_like(outputs)) / float(self.noise)
+
     def check(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Targets (N, K), or (N,) for one."""
         return self._check_targets(y, outputs.shape[-2], outputs.shape[-1])
@@ -349,9 +388,16 @@ class NoiseHead(NormalLikelihood):
         """Noise times `factor`."""
         return replace(self, factor=self.factor * factor)
 
-    def location_variance(self, outputs: Tensor) -> Tensor:
-        """Variance of the locations alone, (N, K)."""
-        return super().location_variance(outputs.chunk(2, -1)[0])
+    def locations(self, outputs: Tensor) -> Tensor:
+        """The first half of the outputs."""
+        return outputs.chunk(2, -1)[0]
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """1/s for the locations, √2 s′/s for the raw noises: the Fisher information of N(location, s²) is diagonal."""
+        location, raw = outputs.chunk(2, -1)
+        noise = softplus(raw) + self.floor
+        root = torch.cat([1 / (noise * self.factor).expand_as(location), 2**0.5 * torch.sigmoid(raw) / noise], -1)
+        return torch.diag_embed(root)
 
     def stretch(self, outputs: Tensor, k: Tensor) -> Tensor:
         """Locations pushed away from their mean; noises as they are."""

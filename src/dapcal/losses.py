@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import base_ensemble
+from dapcal.adjust.base import is_closed
 from dapcal.adjust.reweight import ClosedForm
 from dapcal.adjust.transport import Transport
 from dapcal.data import Labelled
+from dapcal.ensembles import base_of
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
@@ -72,7 +73,7 @@ class Target:
         elif classes:
             gamma = torch.tensor(1 / base.conditional.mean.shape[-1], dtype=torch.float64)
         else:
-            gamma = self.times * torch.quantile(epistemic_on(problem.posterior, problem.train.x), 0.95, dim=0)
+            gamma = self.times * torch.quantile(epistemic_on(problem), 0.95, dim=0)
 
         def at(factor: float) -> Tensor:
             ensemble = problem.adjusted(factor * problem.pre_distance)
@@ -132,11 +133,10 @@ class EmpiricalBayes:
         return at
 
 
-def epistemic_on(posterior: Posterior, x: Tensor, batch_size: int = 2048) -> Tensor:
-    """Epistemic variance of the base posterior at many inputs, in batches, (N, K)."""
-    likelihood = posterior.likelihood
-
-    bases = (base_ensemble(likelihood, posterior.outputs(batch)) for batch in x.split(batch_size))
+def epistemic_on(problem: Problem, batch_size: int = 2048) -> Tensor:
+    """Epistemic variance of the base posterior at the training inputs, in batches, (N, K)."""
+    likelihood, closed = problem.posterior.likelihood, is_closed(problem.adjust, problem.posterior)
+    bases = (base_of(problem.posterior, batch, closed) for batch in problem.train.x.split(batch_size))
     return torch.cat([likelihood.split(base, base).epistemic for base in bases])
 
 

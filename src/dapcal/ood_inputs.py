@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import base_on
 from dapcal.data import Labelled
+from dapcal.ensembles import base_on
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.types import DapcalWarning, Posterior
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
-from dapcal.adjust.base import base_on
 from dapcal.data import Labelled
 from dapcal.distances import Distance, FittedSpace, Space, fit_distance, fit_radius
+from dapcal.ensembles import base_on
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.networks import execution_order
 from dapcal.ood_inputs import FEWEST

@@ -43,7 +43,7 @@ class Ensemble(NamedTuple):
     outputs: Tensor  # (S, N, C)
     conditional: Conditional
     log_weights: Tensor  # (S, N), float64
-    spread: Tensor  # (N, C) variance of the location outputs still to be added analytically
+    spread: Tensor  # (N, K) or (N, 1) variance of the location outputs still to be added analytically
     importance: Tensor | None = None  # (S, N) log weights before they were normalised or completed
 
 

@@ -1,31 +1,15 @@
-"""The base posterior as an ensemble, and what all adjustments check."""
+"""What all adjustments check."""
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
-from dapcal.data import Labelled
-from dapcal.likelihoods import Likelihood
-from dapcal.types import Ensemble, Posterior
+from dapcal.types import Adjustment, Posterior
 
 
-def base_ensemble(likelihood: Likelihood, outputs: Tensor) -> Ensemble:
-    """Draws of equal weight 1/S and no analytic spread."""
-    draws, n, _ = outputs.shape
-    return Ensemble(
-        outputs=outputs,
-        conditional=likelihood.conditional(outputs),
-        log_weights=torch.full((draws, n), -math.log(draws), dtype=torch.float64, device=outputs.device),
-        spread=torch.zeros((n, 1), dtype=torch.float64, device=outputs.device),
-    )
-
-
-def base_on(posterior: Posterior, data: Labelled) -> Ensemble:
-    """The base posterior at labelled inputs, by a forward pass only where it is not known already."""
-    return base_ensemble(posterior.likelihood, posterior.outputs(data.x)) if data.base is None else data.base
+def is_closed(adjust: Adjustment, posterior: Posterior) -> bool:
+    """Whether an adjustment sees the posterior through closed-form moments instead of draws."""
+    return getattr(adjust, "closed", False) and getattr(posterior, "linear", None) is not None
 
 
 def outputs_with_spread(posterior: Posterior, x: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dapcal.adjust.base import base_ensemble, outputs_with_spread
+from dapcal.adjust.base import outputs_with_spread
+from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
 from dapcal.types import Adjusted, Ensemble, Posterior
 
 
@@ -32,19 +33,29 @@ class Inflate:
 
     drawn: bool = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether closed-form moments are used where the posterior has them."""
+        return not self.drawn
+
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the draws; every distance is free after that."""
         likelihood = posterior.likelihood
-        outputs = outputs_with_spread(posterior, x)
-        base = base_ensemble(likelihood, outputs)
-        variance = likelihood.location_variance(outputs)  # (N, C)
+        moments = moments_of(posterior, x) if self.closed else None
+        if moments is None:
+            outputs = outputs_with_spread(posterior, x)
+            base = base_ensemble(likelihood, outputs)
+            variance = likelihood.location_variance(outputs)  # (N, K)
+        else:
+            base = closed_ensemble(likelihood, moments)
+            variance = base.spread
 
         def at(distance: Tensor) -> Ensemble:
             k = 1 + distance.double() if posterior.prior is None else posterior.prior.widening(distance)
-            k = k.to(outputs.device)
+            k = k.to(variance.device)
             if self.drawn:
-                pushed = likelihood.stretch(outputs, k)
+                pushed = likelihood.stretch(base.outputs, k)
                 return base._replace(outputs=pushed, conditional=likelihood.conditional(pushed))
-            return base._replace(spread=variance * (k**2 - 1)[:, None])
+            return base._replace(spread=base.spread + variance * (k**2 - 1)[:, None])
 
         return at

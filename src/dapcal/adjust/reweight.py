@@ -16,8 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import base_ensemble, outputs_with_spread
+from dapcal.adjust.base import outputs_with_spread
 from dapcal.diagnostics import pareto_smooth
+from dapcal.ensembles import base_ensemble
 from dapcal.interpolation import Tabulated
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of

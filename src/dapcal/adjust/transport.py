@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import base_ensemble, outputs_with_spread
+from dapcal.adjust.base import outputs_with_spread
+from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
+from dapcal.likelihoods import Likelihood
+from dapcal.moments import OutputMoments
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import Adjusted, Ensemble, Posterior
 
@@ -27,10 +30,18 @@ class Transport:
         shift: move the mean too. This is the literal posterior, but the mean grows faster than the spread and
             predictions get more confident; keeping the mean is the useful form.
         step: of the grid; None evaluates every distinct distance exactly.
+        drawn: move the draws also where outputs are linear in the parameters (a last layer, a linearised network) and
+            the variance has a closed form. This is what a joint prediction needs.
     """
 
     shift: bool = False
     step: float | None = 0.1
+    drawn: bool = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether closed-form moments are used where the posterior has them."""
+        return not (self.drawn or self.shift)
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the base draws; distances cost further ones."""
@@ -42,6 +53,9 @@ class Transport:
         if self.step is not None and not self.step > 0:
             raise ValueError(f"Expected `step` > 0 or None, got {self.step}")
         likelihood, gaussian, prior = posterior.likelihood, posterior.gaussian, posterior.prior
+        moments = moments_of(posterior, x, moving=True) if self.closed else None
+        if moments is not None:
+            return _closed(likelihood, moments)
         outputs = outputs_with_spread(posterior, x)
         base = base_ensemble(likelihood, outputs)
         lead = prior.lead
@@ -68,3 +82,8 @@ class Transport:
             return base._replace(outputs=moved, conditional=likelihood.conditional(moved))
 
         return at
+
+
+def _closed(likelihood: Likelihood, moments: OutputMoments) -> Adjusted:
+    base = closed_ensemble(likelihood, moments)
+    return lambda distance: base._replace(spread=likelihood.spread(moments.moved(distance)))

@@ -1,8 +1,8 @@
 """Gaussian posteriors by their moments: one covariance structure a file, all a `Gaussian`."""
 
-from dapcal.gaussians.base import Gaussian
+from dapcal.gaussians.base import Decomposed, Directions, Gaussian
 from dapcal.gaussians.diagonal import DiagonalGaussian
 from dapcal.gaussians.full import FullGaussian
 from dapcal.gaussians.kronecker import Block, KroneckerGaussian
 
-__all__ = ["Block", "DiagonalGaussian", "FullGaussian", "Gaussian", "KroneckerGaussian"]
+__all__ = ["Block", "Decomposed", "DiagonalGaussian", "Directions", "FullGaussian", "Gaussian", "KroneckerGaussian"]

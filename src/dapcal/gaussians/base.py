@@ -12,7 +12,7 @@ number of such directions is reported (`contracted`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +42,32 @@ class Gaussian(Protocol):
 
     def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
         """Draws (S, P) of N(μ, Σ) turned into draws of N(μ or μ_d, Σ_d) with the same noise, for one c (G,)."""
+        ...
+
+
+class Directions(Protocol):
+    """Directions along which a group of the prior widens a Gaussian."""
+
+    @property
+    def variance(self) -> Tensor:
+        """λ, (R,)."""
+        ...
+
+    def energy(self, jacobian: Tensor) -> Tensor:
+        """The share of each direction in the variance of J θ, for J (N, L, P), (N, L, R)."""
+        ...
+
+
+@runtime_checkable
+class Decomposed(Protocol):
+    """A Gaussian that says how the variance of J θ is made up of directions, so that Transport has a closed form."""
+
+    def variance_of(self, jacobian: Tensor) -> Tensor:
+        """diag(J Σ Jᵀ) for J (N, L, P), (N, L)."""
+        ...
+
+    def directions(self, prior: Prior, group: int) -> Directions:
+        """The directions that a group of the prior widens."""
         ...
 
 

@@ -50,5 +50,26 @@ class DiagonalGaussian:
         center = self.mean * factor.square() if shift else self.mean.double()
         return (center + (draws - self.mean) * factor).to(draws.dtype)
 
+    def variance_of(self, jacobian: Tensor) -> Tensor:
+        """Σ_i J_i² σ_i²."""
+        return jacobian.square() @ self.variance.to(jacobian.dtype)
+
+    def directions(self, prior: Prior, group: int) -> Coordinates:
+        """The parameters of the group."""
+        index = torch.nonzero(prior.group == group).flatten()
+        return Coordinates(self.variance.double()[index], index)
+
     def _inside(self, prior: Prior) -> Tensor:
         return torch.minimum(self.variance.double(), prior.sigma0[prior.group] ** 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Parameters as directions."""
+
+    variance: Tensor  # (R,)
+    index: Tensor  # (R,)
+
+    def energy(self, jacobian: Tensor) -> Tensor:
+        """J_i² σ_i², (N, L, R)."""
+        return jacobian[..., self.index].square() * self.variance

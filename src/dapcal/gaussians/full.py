@@ -81,6 +81,23 @@ class FullGaussian:
         move = (coefficient * contraction) @ q.T * root
         return (draws + move @ self.covariance.double()[index]).to(draws.dtype)
 
+    def variance_of(self, jacobian: Tensor) -> Tensor:
+        """diag(J Σ Jᵀ) in the eigenbasis."""
+        eigenvalues, vectors = self._eigen(torch.arange(len(self.mean)))
+        return (jacobian.double() @ vectors).square() @ eigenvalues.clamp_min(0)
+
+    def directions(self, prior: Prior, group: int) -> Eigenvectors:
+        """The eigenvectors of Σ_AA."""
+        index, groups, eigenvalues, vectors = self._aware(prior)
+        if groups != [group]:
+            raise ValueError(
+                "The closed form of Transport with a full covariance needs one distance-aware group, got "
+                f"{len(groups)}; use Transport(drawn=True), or one prior scale and one distance factor"
+            )
+        eigenvalues = eigenvalues.clamp_min(0)
+        root = torch.where(eigenvalues > 0, eigenvalues.rsqrt(), 0.0)
+        return Eigenvectors(eigenvalues, self.covariance.double()[:, index] @ vectors * root)
+
     def _aware(self, prior: Prior) -> tuple[Tensor, list[int], Tensor, Tensor]:
         """Indices of A, its groups, and the eigenpairs of Σ_AA."""
         groups = [g for g in range(len(prior.labels)) if prior.factor[g] > 0]
@@ -103,3 +120,15 @@ class FullGaussian:
                 "posterior does not exist there; use one group, or a smaller factor on the distance"
             )
         return root, m.clamp_min(0), q
+
+
+@dataclass(frozen=True, eq=False)
+class Eigenvectors:
+    """Eigenvectors of Σ_AA as directions; other parameters follow by their covariance with A."""
+
+    variance: Tensor  # (R,)
+    factor: Tensor  # (P, R), Σ_{·A} U diag(λ)^(−½)
+
+    def energy(self, jacobian: Tensor) -> Tensor:
+        """(J Σ_{·A} u_i)²/λ_i, (N, L, R)."""
+        return (jacobian.double() @ self.factor).square()

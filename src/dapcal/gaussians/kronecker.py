@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dapcal.gaussians.base import check_mean
-from dapcal.gaussians.diagonal import DiagonalGaussian
+from dapcal.gaussians.diagonal import Coordinates, DiagonalGaussian
 from dapcal.prior import Prior
 
 
@@ -75,6 +75,15 @@ class KroneckerGaussian:
         moved = self._rotated.transport(self.rotated(draws.double()), c, prior, shift)
         return self.rotated(moved, back=True).to(draws.dtype)
 
+    def variance_of(self, jacobian: Tensor) -> Tensor:
+        """As for a diagonal Gaussian, in the rotated coordinates."""
+        return self._rotated.variance_of(self.rotated(jacobian))
+
+    def directions(self, prior: Prior, group: int) -> RotatedCoordinates:
+        """The rotated coordinates of the group."""
+        self._check(prior)
+        return RotatedCoordinates(self, self._rotated.directions(prior, group))
+
     def rotated(self, vectors: Tensor, back: bool = False) -> Tensor:
         """Vectors (..., P) in rotated coordinates, or `back` from them."""
         result = vectors.clone()
@@ -100,3 +109,20 @@ class KroneckerGaussian:
                     f"prior: {[prior.labels[g] for g in groups.tolist()]}; fit the posterior with that prior, or give "
                     "the layer one prior scale and one distance factor"
                 )
+
+
+@dataclass(frozen=True, eq=False)
+class RotatedCoordinates:
+    """Rotated coordinates as directions."""
+
+    gaussian: KroneckerGaussian
+    coordinates: Coordinates
+
+    @property
+    def variance(self) -> Tensor:
+        """λ, (R,)."""
+        return self.coordinates.variance
+
+    def energy(self, jacobian: Tensor) -> Tensor:
+        """J_i² σ_i² in the rotated coordinates, (N, L, R)."""
+        return self.coordinates.energy(self.gaussian.rotated(jacobian))

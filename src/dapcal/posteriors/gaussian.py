@@ -37,7 +37,7 @@ def diagonal(
         seed: of the draws.
         aware: parameters that a distance may widen.
     """
-    random, shared = _choose(model, list(scale), mean)
+    random, shared = choose(model, list(scale), mean)
     layout = layout_of(random)
     for name, deviation in scale.items():
         if deviation.shape != random[name].shape or not (deviation >= 0).all():
@@ -73,7 +73,7 @@ def full(
         seed: of the draws.
         aware: parameters that a distance may widen.
     """
-    random, shared = _choose(model, names, mean)
+    random, shared = choose(model, names, mean)
     moments = FullGaussian(layout_of(random).flatten(random), covariance)
     return _build(model, likelihood, random, shared, moments, prior_scale, draws, seed, aware)
 
@@ -96,7 +96,7 @@ def prior_of(posterior: NetworkPosterior, draws: int, seed: int = 0) -> NetworkP
     )
 
 
-def _choose(
+def choose(
     model: nn.Module, names: list[str], mean: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The named parameters (or the means given for them), and everything else."""

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
+from dapcal.linear import Linear
+from dapcal.moments import OutputMoments
 from dapcal.networks import Layout, evaluate
 from dapcal.prior import Aware, Prior, make_prior
 
@@ -30,6 +32,8 @@ class NetworkPosterior:
         buffers: buffers that differ between draws (batch-norm statistics of an ensemble), each (S, ...).
         gaussian: moments over the flat vector, or None.
         prior: σ0 and distance factors per parameter group, or None where σ0 has no meaning.
+        linear: how outputs follow linearly from the parameters (a last layer, a linearised network); None for draws
+            that run through the network.
     """
 
     model: nn.Module
@@ -41,6 +45,7 @@ class NetworkPosterior:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     gaussian: Gaussian | None = None
     prior: Prior | None = None
+    linear: Linear | None = None
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs of all draws, (S, N, C)."""
@@ -48,7 +53,15 @@ class NetworkPosterior:
 
     def outputs_at(self, draws: Tensor, x: Tensor) -> Tensor:
         """Outputs of other parameter vectors (S, P) in place of the draws."""
+        if self.linear is not None:
+            return self.linear.outputs(self, draws, x)
         return evaluate(self.model, {**self.layout.unflatten(draws), **self.buffers}, self.shared, x)
+
+    def moments(self, x: Tensor, moving: bool = False) -> OutputMoments:
+        """Closed-form moments of outputs that are linear in the parameters; `moving` also at other distances."""
+        if self.linear is None:
+            raise ValueError("Outputs that run through the network have no closed form; use outputs(x)")
+        return self.linear.moments(self, x, moving)
 
     @cached_property
     def network(self) -> nn.Module:

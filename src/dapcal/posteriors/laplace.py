@@ -1,0 +1,288 @@
+"""Laplace approximation: a Gaussian at a trained network, with the curvature of its loss as precision.
+
+    Σ = (Σ_n Jᵀ_n Λ_n J_n + diag 1/σ0²)⁻¹   at the MAP (MacKay 1992; Daxberger et al. 2021)
+
+Predictions come from the linearised network f + J (θ − μ) by default, which is what the Gauss–Newton curvature belongs
+to (Immer et al. 2021): Inflate and Transport then have closed forms. Or from draws that run through the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dapcal.data import Data, Labelled, gather, in_memory
+from dapcal.ensembles import base_of
+from dapcal.gaussians import Gaussian
+from dapcal.likelihoods import Likelihood
+from dapcal.linear import LastLayer, Linear, Linearised
+from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
+from dapcal.posteriors import curvature_sums
+from dapcal.posteriors.curvature import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
+from dapcal.posteriors.curvature_sums import Setting
+from dapcal.posteriors.gaussian import choose
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.prior import Aware, make_prior
+from dapcal.projectors import last_linear
+
+__all__ = [
+    "Diagonal", "Full", "HeldOut", "Kronecker", "MarginalLikelihood", "empirical_fisher", "fit", "ggn", "last_layer",
+]  # fmt: skip
+
+Structure = type[Diagonal] | type[Kronecker] | type[Full]
+
+
+def fit(
+    model: nn.Module,
+    likelihood: Likelihood,
+    train: Data,
+    *,
+    structure: Structure = Kronecker,
+    curvature: Root = ggn,
+    prior_scale: float | Mapping[str, float] | ScaleChoice = 1.0,
+    linearised: bool = True,
+    draws: int = 50,
+    seed: int = 0,
+    aware: Aware = "*",
+    batch_size: int = 256,
+) -> NetworkPosterior:
+    """A Gaussian over all learnt parameters of a trained network.
+
+    The network runs in evaluation mode (batch-norm statistics as they are, no dropout). One pass over the data, with a
+    backward pass for each output (`ggn`) or one (`empirical_fisher`). Memory: `Full` P², others P, and the Jacobian of
+    a few inputs at a time.
+
+    Args:
+        model: the trained network.
+        likelihood: p(y | outputs), with its learnt noise level.
+        train: what it was trained on: (inputs, targets), a Dataset or a DataLoader.
+        structure: `Diagonal`, `Kronecker` or `Full`, of the covariance.
+        curvature: `ggn` or `empirical_fisher`.
+        prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`.
+        linearised: predict with the linearised network, else by draws through the network.
+        draws: S.
+        seed: of the draws.
+        aware: parameters that a distance may widen.
+        batch_size: where `train` is no DataLoader.
+    """
+    random, shared = split_state(model)
+    sums: dict[type, Callable[..., Curvature]] = {
+        Diagonal: curvature_sums.diagonal,
+        Kronecker: curvature_sums.kronecker,
+        Full: curvature_sums.full,
+    }
+    if structure not in sums:
+        raise TypeError(f"Expected `structure` as laplace.Diagonal, laplace.Kronecker or laplace.Full, got {structure}")
+    data = in_memory(train, "train")
+
+    def curvature_of(setting: Setting) -> Curvature:
+        return sums[structure](setting, data, batch_size)
+
+    linear = Linearised() if linearised else None
+    return _approximate(
+        model, likelihood, random, shared, curvature, curvature_of, linear, prior_scale, draws, seed, aware
+    )
+
+
+def last_layer(
+    model: nn.Module,
+    likelihood: Likelihood,
+    train: Data,
+    *,
+    layer: str | None = None,
+    structure: Structure = Full,
+    curvature: Root = ggn,
+    prior_scale: float | Mapping[str, float] | ScaleChoice = 1.0,
+    draws: int = 50,
+    seed: int = 0,
+    aware: Aware = "*",
+    batch_size: int = 256,
+) -> NetworkPosterior:
+    """A Gaussian over the last layer of a trained network; all before it is a fixed feature map.
+
+    One forward pass over the data, no backward pass. Outputs are exactly linear in the random parameters, so nothing is
+    approximated by linearising, and predictions cost one pass however many draws there are.
+
+    Args:
+        model: the trained network.
+        likelihood: p(y | outputs), with its learnt noise level.
+        train: what it was trained on: (inputs, targets), a Dataset or a DataLoader.
+        layer: its name; by default the linear layer that runs last.
+        structure: `Full`, `Kronecker` or `Diagonal`, of the covariance.
+        curvature: `ggn` or `empirical_fisher`.
+        prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`.
+        draws: S.
+        seed: of the draws.
+        aware: parameters that a distance may widen.
+        batch_size: where `train` is no DataLoader.
+    """
+    if structure not in (Diagonal, Kronecker, Full):
+        raise TypeError(f"Expected `structure` as laplace.Diagonal, laplace.Kronecker or laplace.Full, got {structure}")
+    data = in_memory(train, "train")
+    network = frozen_copy(model)
+    example = data.x[:2] if isinstance(data, Labelled) else next(iter(data))[0][:2]
+    name = last_linear(network, example[:1]) if layer is None else layer
+    linear = LastLayer(name, _check_last(network, name, example))
+    names = [f"{name}.weight", f"{name}.bias"] if linear.bias else [f"{name}.weight"]
+    random, shared = choose(model, names, None)
+
+    def curvature_of(setting: Setting) -> Curvature:
+        return curvature_sums.last_layer(setting, linear, structure, data, batch_size)
+
+    return _approximate(
+        model, likelihood, random, shared, curvature, curvature_of, linear, prior_scale, draws, seed, aware
+    )
+
+
+class Candidates(Protocol):
+    """The approximation at any prior scale."""
+
+    def log_evidence(self, sigma0: float) -> float:
+        """Log marginal likelihood, up to a constant."""
+        ...
+
+    def posterior(self, sigma0: float) -> NetworkPosterior:
+        """The posterior."""
+        ...
+
+
+class ScaleChoice(Protocol):
+    """How σ0 is chosen."""
+
+    def __call__(self, candidates: Candidates) -> float:
+        """The chosen σ0."""
+        ...
+
+
+@dataclass(frozen=True)
+class MarginalLikelihood:
+    """The σ0 with the largest log p(y | x) ≈ log p(y | μ) − ½ [log det(H + δ) − log det δ + δ‖μ‖²], δ = 1/σ0²."""
+
+    lowest: float = 1e-3
+    highest: float = 1e3
+
+    def __call__(self, candidates: Candidates) -> float:
+        """By a bounded search in log σ0, from the best of a grid."""
+        from scipy.optimize import minimize_scalar
+
+        grid = np.linspace(np.log(self.lowest), np.log(self.highest), 61)
+        values = [candidates.log_evidence(float(np.exp(t))) for t in grid]
+        best = int(np.argmax(values))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        found = minimize_scalar(
+            lambda t: -candidates.log_evidence(float(np.exp(t))), bounds=(low, high), method="bounded"
+        )
+        return float(np.exp(found.x))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The σ0 with the smallest negative log-likelihood on held-out data.
+
+    Args:
+        data: (inputs, targets), a Dataset or a DataLoader.
+        lowest: smallest candidate.
+        highest: largest candidate.
+        steps: candidates, evenly spaced in log σ0.
+    """
+
+    data: Data
+    lowest: float = 1e-2
+    highest: float = 1e2
+    steps: int = 21
+
+    def __call__(self, candidates: Candidates) -> float:
+        """Try them all."""
+        held_out = gather(self.data, "data")
+
+        def nll(sigma0: float) -> float:
+            posterior = candidates.posterior(sigma0)
+            base = base_of(posterior, held_out.x, posterior.linear is not None)
+            targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
+            return float(-posterior.likelihood.log_prob(base, targets).mean())
+
+        return min(np.geomspace(self.lowest, self.highest, self.steps).tolist(), key=nll)
+
+
+@dataclass(frozen=True, eq=False)
+class _Candidates:
+    """One curvature, any prior scale."""
+
+    curvature: Curvature
+    template: NetworkPosterior  # all but moments and prior
+    aware: Aware
+    seed: int
+    draws: int
+
+    def log_evidence(self, sigma0: float) -> float:
+        mean = self.template.center.double()
+        precision = torch.full_like(mean, 1 / sigma0**2)
+        fit = self.curvature.log_determinant(precision) - precision.log().sum() + (precision * mean**2).sum()
+        return float(-0.5 * fit)
+
+    def posterior(self, sigma0: float | Mapping[str, float]) -> NetworkPosterior:
+        center = self.template.center
+        prior = make_prior(self.template.layout.sizes, sigma0, self.aware, center.device)
+        gaussian: Gaussian = self.curvature.gaussian(center, 1 / prior.sigma0[prior.group] ** 2)
+        draws = gaussian.sample(self.draws, torch.Generator().manual_seed(self.seed))
+        return replace(self.template, draws=draws, gaussian=gaussian, prior=prior)
+
+
+def _approximate(
+    model: nn.Module,
+    likelihood: Likelihood,
+    random: dict[str, Tensor],
+    shared: dict[str, Tensor],
+    root: Root,
+    curvature_of: Callable[[Setting], Curvature],
+    linear: Linear | None,
+    prior_scale: float | Mapping[str, float] | ScaleChoice,
+    draws: int,
+    seed: int,
+    aware: Aware,
+) -> NetworkPosterior:
+    if draws < 1:
+        raise ValueError(f"Expected `draws` >= 1, got {draws}")
+    layout = layout_of(random)
+    center = layout.flatten(random)
+    fixed = prior_scale if isinstance(prior_scale, float | int | Mapping) else 1.0  # a chosen σ0 is one for all
+    prior = make_prior(layout.sizes, fixed, aware, center.device)
+    frozen = frozen_copy(model)
+    template = NetworkPosterior(frozen, likelihood, layout, center[None], center, shared, linear=linear)
+    with torch.no_grad():
+        curvature = curvature_of(Setting(frozen, shared, layout, center, likelihood, prior, root))
+        candidates = _Candidates(curvature, template, aware, seed, draws)
+        if isinstance(prior_scale, float | int | Mapping):
+            return candidates.posterior(prior_scale)
+        return candidates.posterior(prior_scale(candidates))
+
+
+def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
+    """Whether the layer has a bias; refused where it is no final linear layer."""
+    modules = dict(network.named_modules())
+    layer = modules.get(name)
+    if not isinstance(layer, nn.Linear):
+        linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
+        raise ValueError(f"Expected `layer` as the name of an nn.Linear, got `{name}`; the model has {linear}")
+    if sum(m.weight is layer.weight for m in network.modules() if hasattr(m, "weight")) > 1:
+        raise ValueError(
+            f"The weights of `{name}` are tied to another layer: it is no last layer alone; use laplace.fit"
+        )
+    seen: list[tuple[Tensor, Tensor]] = []
+    handle = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    try:
+        with torch.no_grad():
+            outputs = one_column(as_tensor(network(x.to(layer.weight.device))))
+    finally:
+        handle.remove()
+    if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][1], outputs):
+        raise ValueError(
+            f"Expected `{name}` to run once, on (N, D), and to give the network's outputs as they are, but something "
+            "follows it or it runs per place; name another layer, or use laplace.fit"
+        )
+    return layer.bias is not None
