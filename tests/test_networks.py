@@ -69,7 +69,26 @@ def cnn() -> nn.Module:
     return nn.Sequential(*body, nn.Linear(36, 3))
 
 
+def chain() -> nn.Module:
+    body = nn.Sequential(nn.Linear(12, 6, bias=False), nn.GELU(), nn.Linear(6, 6), nn.Dropout(0.5))
+    return nn.Sequential(nn.Flatten(), body, nn.LeakyReLU(0.3), nn.Linear(6, 2)).eval()
+
+
+def frozen_chain() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    model[4].weight.requires_grad_(False)
+    return model
+
+
+def per_place() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1), nn.Flatten())
+
+
 CASES = {
+    "chain": (chain, (3, 4)),
+    "frozen chain": (frozen_chain, (5,)),
+    "per place": (per_place, (6, 3)),
     "mlp": (mlp, (5,)),
     "batch norm": (batch_norm, (5,)),
     "cnn": (cnn, (2, 8, 8)),

@@ -52,6 +52,7 @@ _STORED: dict[str, type] = {
         distances.NearestNeighbor, distances.Hausdorff, distances.MMD, neighbors.TorchIndex,
         evidence.Evidence,
         gaussians.DiagonalGaussian, gaussians.FullGaussian, gaussians.KroneckerGaussian, gaussians.Block,
+        gaussians.LowRankGaussian,
         likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.Gaussian, likelihoods.NoiseHead,
         projectors.Identity, projectors.LayerFeatures, projectors.FourierFeatures, projectors.VaeEncoder,
         scales.Exp, scales.Softplus, scales.ScaledSigmoid, search.Curve,

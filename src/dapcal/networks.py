@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +67,9 @@ def evaluate(
 ) -> Tensor:
     """Outputs (S, N, C) of S draws at N inputs.
 
-    Networks of matrix products run all draws of a batch at once (`vmap`); others (convolutions, recurrences) run
-    draw by draw, which is faster for them: grouped convolutions cost two to three times a plain loop on a CPU.
+    A plain chain of linear layers runs all draws of a batch at once, its first layer as one matrix product; other
+    networks of matrix products do so by `vmap`. All else (convolutions, recurrences) runs draw by draw, which is faster
+    for it: grouped convolutions cost two to three times a plain loop on a CPU.
 
     Args:
         model: a module in evaluation mode.
@@ -76,25 +78,83 @@ def evaluate(
         x: inputs (N, ...).
         batch_size: inputs per step; bounds the memory of activations together with `MEMORY`.
     """
-    count = len(next(iter(draws.values())))
+    count, device = len(next(iter(draws.values()))), next(iter(draws.values())).device
+    widest = max((p.shape[-2] for p in draws.values() if p.ndim == 3), default=1)  # of the linear layers
 
     def forward(own: dict[str, Tensor], batch: Tensor) -> Tensor:
         return as_tensor(functional_call(model, {**shared, **own}, (batch,)))
 
-    device = next(iter(draws.values())).device
-    pieces = []
+    def all_at_once(batch: Tensor) -> Tensor:
+        chunk = max(1, MEMORY // (max(1, len(batch) * widest) * 4 * 4))
+        return vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), batch)
+
+    def one_by_one(batch: Tensor) -> Tensor:
+        return torch.stack([forward({n: d[s] for n, d in draws.items()}, batch) for s in range(count)])
+
     with torch.no_grad():
-        vectorised = _is_matrix_network(model) and _vectorises(forward, draws, x[:1].to(device))
-        for batch in x.split(batch_size):
-            moved = batch.to(device)
-            if vectorised:
-                widest = max((p.shape[-2] for p in draws.values() if p.ndim == 3), default=1)
-                chunk = max(1, MEMORY // (max(1, len(batch) * widest) * 4 * 4))
-                piece = vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), moved)
-            else:
-                piece = torch.stack([forward({n: d[s] for n, d in draws.items()}, moved) for s in range(count)])
-            pieces.append(_check_outputs(piece, len(batch)))
-    return torch.cat(pieces, 1)
+        chain = dense_chain(model, x)
+        if chain is not None:
+            batch_size = max(1, min(batch_size, MEMORY // (count * widest * 4 * 4)))
+            run: Callable[[Tensor], Tensor] = partial(_run_chain, chain, draws, shared)
+        elif _is_matrix_network(model) and _vectorises(forward, draws, x[:1].to(device)):
+            run = all_at_once
+        else:
+            run = one_by_one
+        return torch.cat([_check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
+
+
+_ELEMENTWISE = (
+    nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.LeakyReLU, nn.Identity, nn.Dropout,
+)  # fmt: skip
+
+
+def dense_chain(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module]] | None:
+    """The layers of a chain of linear layers and elementwise functions on inputs x, by name; None for other models."""
+    layers = _flattened(model)
+    if layers is None or not any(isinstance(m, nn.Linear) for _, m in layers):
+        return None
+    rows = x.ndim == 2 or _is_flatten(layers[0][1])
+    tied = len({id(p) for p in model.parameters()}) < len(list(model.named_parameters(remove_duplicate=False)))
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    return layers if rows and not tied and not hooked and not any(_is_flatten(m) for _, m in layers[1:]) else None
+
+
+def _flattened(model: nn.Module) -> list[tuple[str, nn.Module]] | None:
+    """The layers of nested `nn.Sequential`s, if all are linear or elementwise."""
+    layers: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_children() if type(model) is nn.Sequential else ():
+        if type(module) is nn.Linear or type(module) in _ELEMENTWISE or _is_flatten(module):
+            layers.append((name, module))
+            continue
+        inner = _flattened(module)
+        if inner is None:
+            return None
+        layers += [(f"{name}.{n}", m) for n, m in inner]
+    return layers or None
+
+
+def _is_flatten(module: nn.Module) -> bool:
+    return isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1)
+
+
+def _run_chain(
+    chain: list[tuple[str, nn.Module]], draws: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Tensor
+) -> Tensor:
+    """Outputs (S, N, C): the first random layer is one product with the weights of all draws side by side."""
+    h, count = x, len(next(iter(draws.values())))
+    for name, module in chain:
+        if not isinstance(module, nn.Linear):
+            h = module(h)
+            continue
+        weight, bias = (draws.get(n, shared.get(n)) for n in (f"{name}.weight", f"{name}.bias"))
+        assert weight is not None
+        if h.ndim == 2 and weight.ndim == 3:
+            h = (h @ weight.flatten(0, 1).T).unflatten(1, (count, -1)).transpose(0, 1)
+        else:
+            h = h @ weight.mT
+        if bias is not None:
+            h = h + (bias[:, None] if bias.ndim == 2 else bias)
+    return h if h.ndim == 3 else h.expand(count, *h.shape)
 
 
 def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> list[str]:
