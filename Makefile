@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
+PEERS_PIP := $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test format results clean
+.PHONY: demo test test-peers format results clean
 
 demo: $(STAMP)
 	$(VENV)/bin/dapcal demo
@@ -13,6 +16,9 @@ test: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pytest
+
+test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt
+	$(PEERS)/bin/pytest tests/peers
 
 results: $(STAMP)  # the toy experiments' numbers, the README's table and its picture
 	$(VENV)/bin/dapcal demo --out build/results
@@ -32,5 +38,16 @@ $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $(STAMP)
 
+# those without their dependencies ask for torchvision, which does not import beside a CPU build of torch
+$(PEERS_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) torch
+	$(PEERS_PIP) -e '.[test]'
+	$(PEERS_PIP) torchmetrics opt-einsum tqdm einops einconv linear_operator unfoldNd \
+	  posteriors numpyro transformers lightning
+	$(PEERS_PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl==0.1a4 \
+	  bayesian-torch torch-uncertainty
+	touch $(PEERS_STAMP)
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info

@@ -25,7 +25,7 @@ from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Tr
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space, hausdorff, mmd, nearest
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.posteriors import gaussian, samples
+from dapcal.posteriors import dropout, gaussian, samples
 from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.predictive import Prediction
 from dapcal.projectors import Features, Identity, LayerFeatures, RandomFourier, Vae
@@ -586,3 +586,53 @@ def test_the_file_is_safetensors_and_nothing_is_unpickled(saved, path, monkeypat
         monkeypatch.setattr(pickle, name, refuse)
     monkeypatch.setattr(torch, "load", refuse)
     assert dapcal.load(path, network())(X).probs.shape == (5, 3)
+
+
+# MC dropout
+
+
+def dropping(rate: float = 0.4, hidden: int = HIDDEN) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = nn.Sequential(
+            nn.Linear(2, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Dropout(rate), nn.Linear(hidden, 3)
+        )
+        model(torch.randn(50, 2))
+    return model
+
+
+@pytest.mark.parametrize("space", [FEATURES, IDENTITY], ids=["features", "inputs"])
+def test_a_dropout_posterior_round_trips_with_its_rates_and_weights(tmp_path, space):
+    """The model given again has other weights, statistics and rates: what was stored counts."""
+    calibrated = calibrate(dropout.wrap(dropping(), Categorical(), draws=6, seed=2), Inflate(), space)
+    calibrated.save(tmp_path / "a.dap")
+    other = dropping(0.9).train()
+    other(9 * torch.randn(50, 2))
+    again = dapcal.load(tmp_path / "a.dap", other)
+    assert_same(calibrated(X), again(X))
+    assert torch.equal(again.posterior.outputs(X), calibrated.posterior.outputs(X))
+    assert other.training
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (
+            nn.Sequential(*dropping()[:3], nn.Identity(), dropping()[4]),
+            ValueError,
+            r"dropout layers \['3'\], got one without",
+        ),
+        (dropping(hidden=5), ValueError, r"`0.weight` has shape \(5, 2\) here and \(6, 2\) there"),
+        (
+            nn.Sequential(*dropping(), nn.Linear(3, 3)),
+            ValueError,
+            r"\['5.bias', '5.weight'\] are parameters of only one",
+        ),
+        (dropping().double(), ValueError, "saved in torch.float32, the model has torch.float64"),
+        (stacked, TypeError, "nn.Module"),
+    ],
+)
+def test_a_dropout_posterior_refuses_another_model(tmp_path, model, error, message):
+    calibrate(dropout.wrap(dropping(), Categorical(), draws=6)).save(tmp_path / "a.dap")
+    with pytest.raises(error, match=message):
+        dapcal.load(tmp_path / "a.dap", model)

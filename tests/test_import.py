@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-HEAVY = ("matplotlib", "typer", "rich", "sklearn", "scipy.stats", "pandas")
+HEAVY = ("matplotlib", "typer", "rich", "sklearn", "scipy.stats", "pandas", "pyro")
 
 PROBE = """
 import json, sys, time

@@ -1,6 +1,7 @@
 """dapcal: distance-aware priors make a trained neural network know how far it is from its data."""
 
 from dapcal import (
+    adapters,
     adjust,
     distances,
     gap,
@@ -21,6 +22,7 @@ __all__ = [
     "Calibrated",
     "DapcalWarning",
     "Prediction",
+    "adapters",
     "adjust",
     "calibrate",
     "distances",

@@ -36,6 +36,7 @@ from dapcal import (
 from dapcal.calibrate import Calibrated
 from dapcal.files import complete_or_absent
 from dapcal.networks import Layout, frozen_copy
+from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
 
@@ -45,7 +46,8 @@ VERSION = 1
 _STORED: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Calibrated, NetworkPosterior, StackedPredictions, Layout, prior.Prior, linear.LastLayer, linear.Linearised,
+        Calibrated, NetworkPosterior, DropoutPosterior, StackedPredictions, Layout, prior.Prior,
+        linear.LastLayer, linear.Linearised,
         adjust.Inflate, adjust.Reweight, adjust.Transport,
         adjust.ClosedForm, adjust.SelfNormalised, adjust.PriorMonteCarlo,
         distances.Distance, distances.FittedSpace, distances.Radius,
@@ -172,7 +174,7 @@ class _Reader:
         self.labels: set[str] = set()  # of projectors of the user's own
         self.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.model, self.projector, self.likelihood = model, projector, likelihood
-        self.posterior: NetworkPosterior | None = None
+        self.posterior: NetworkPosterior | DropoutPosterior | None = None
 
     def unpack(self, node: Any, path: str) -> Any:
         if node is None or isinstance(node, bool | int | str):
@@ -195,7 +197,7 @@ class _Reader:
         if kind is None:
             raise ValueError(f"The file holds an unknown part {node.get('kind')!r} at {path}")
         built = kind(**{name: self.unpack(part, f"{path}.{name}") for name, part in node["fields"].items()})
-        if isinstance(built, NetworkPosterior):
+        if isinstance(built, NetworkPosterior | DropoutPosterior):
             _check_model(built, self.path)  # before features ask for its network
             self.posterior = built
         return built
@@ -253,13 +255,18 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return description, tensors
 
 
-def _check_model(posterior: NetworkPosterior, path: str | Path) -> None:
+def _check_model(posterior: NetworkPosterior | DropoutPosterior, path: str | Path) -> None:
     if not isinstance(posterior.model, nn.Module):
         raise TypeError(f"{path} holds draws of a network's parameters; pass an nn.Module as `model`")
     own = dict([*posterior.model.named_parameters(), *posterior.model.named_buffers()])
-    stored = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
-    stored |= {n: tuple(t.shape) for n, t in posterior.shared.items()}
-    stored |= {n: tuple(t.shape[1:]) for n, t in posterior.buffers.items()}
+    if isinstance(posterior, DropoutPosterior):
+        stored = {n: tuple(t.shape) for n, t in posterior.state.items()}
+        dtypes = {n: t.dtype for n, t in posterior.state.items()}
+    else:
+        stored = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
+        stored |= {n: tuple(t.shape) for n, t in posterior.shared.items()}
+        stored |= {n: tuple(t.shape[1:]) for n, t in posterior.buffers.items()}
+        dtypes = dict.fromkeys(posterior.layout.names, posterior.draws.dtype)
     if set(own) != set(stored):
         odd = sorted(set(own) ^ set(stored))
         raise ValueError(f"{path} is of another model: {odd[:4]} are parameters of only one of the two")
@@ -268,11 +275,9 @@ def _check_model(posterior: NetworkPosterior, path: str | Path) -> None:
             raise ValueError(
                 f"{path} is of another model: `{name}` has shape {tuple(own[name].shape)} here and {tuple(shape)} there"
             )
-    dtypes = {own[n].dtype for n in posterior.layout.names}
-    if dtypes != {posterior.draws.dtype}:
-        raise ValueError(
-            f"{path} was saved in {posterior.draws.dtype}, the model has {sorted(map(str, dtypes))}; convert the model"
-        )
+    for name, dtype in dtypes.items():
+        if own[name].dtype != dtype:
+            raise ValueError(f"{path} was saved in {dtype}, the model has {own[name].dtype}; convert the model")
 
 
 def _digest(description: str, tensors: Mapping[str, Tensor]) -> str:
@@ -280,7 +285,11 @@ def _digest(description: str, tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data if tensor.numel() else b"")
+        digest.update(
+            tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().data
+            if tensor.numel()
+            else b""
+        )
     return digest.hexdigest()
 
 

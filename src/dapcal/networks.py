@@ -174,10 +174,15 @@ def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Ten
 
 
 def as_tensor(output: object) -> Tensor:
-    """The output of a model, if it is a tensor."""
-    if not isinstance(output, Tensor):
-        raise TypeError(f"Expected the model to return a tensor (N, C), got {type(output).__name__}")
-    return output
+    """The output of a model: a tensor, or the `logits` of a mapping or object that has them (Hugging Face)."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    found = output if logits is None else logits
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"Expected the model to return a tensor (N, C), got {type(found).__name__}; return the outputs alone, or a "
+            "mapping or object that has them as `logits`"
+        )
+    return found
 
 
 def _check_outputs(outputs: Tensor, n: int) -> Tensor:

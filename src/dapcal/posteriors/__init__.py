@@ -1,5 +1,21 @@
 """Ways of getting draws from p(θ | data): one file each, all giving a `dapcal.types.Posterior`."""
 
-from dapcal.posteriors import gaussian, laplace, map, predictions, samples, variational
+from dapcal.posteriors import (
+    dropout,
+    ensemble,
+    gaussian,
+    hmc,
+    laplace,
+    map,
+    predictions,
+    samples,
+    sgmcmc,
+    swag,
+    variational,
+    vogn,
+)
 
-__all__ = ["gaussian", "laplace", "map", "predictions", "samples", "variational"]
+__all__ = [
+    "dropout", "ensemble", "gaussian", "hmc", "laplace", "map", "predictions", "samples", "sgmcmc", "swag",
+    "variational", "vogn",
+]  # fmt: skip

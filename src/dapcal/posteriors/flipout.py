@@ -40,14 +40,14 @@ class Flipout:
             name: layer
             for name, layer in layers.items()
             if runs[name] == 1
-            and all(uses[id(p)] == 1 and f"{name}.{n}" not in shared for n, p in layer.named_parameters())
+            and all(uses[id(p)] == 1 and _path(name, n) not in shared for n, p in layer.named_parameters())
         }
-        self.own = {f"{name}.{n}" for name, layer in self.layers.items() for n, _ in layer.named_parameters()}
+        self.own = {_path(name, n) for name, layer in self.layers.items() for n, _ in layer.named_parameters()}
 
     def __call__(self, mean: Mapping[str, Tensor], noise: Mapping[str, Tensor], x: Tensor) -> Any:
         """The network's output at means plus noise; signs come from torch's global generator."""
         values = {n: m if n in self.own else m + noise[n] for n, m in mean.items()}
-        handles = [layer.register_forward_hook(self._add(name, noise)) for name, layer in self.layers.items()]
+        handles = [layer.register_forward_hook(self._add(name, noise, len(x))) for name, layer in self.layers.items()]
         try:
             return functional_call(self.module, {**self.shared, **values}, (x,))
         finally:
@@ -55,21 +55,30 @@ class Flipout:
                 handle.remove()
 
     @staticmethod
-    def _add(name: str, noise: Mapping[str, Tensor]) -> Any:
-        weight, bias = noise[f"{name}.weight"], noise.get(f"{name}.bias")
+    def _add(name: str, noise: Mapping[str, Tensor], count: int) -> Any:
+        weight, bias = noise[_path(name, "weight")], noise.get(_path(name, "bias"))
 
         def hook(layer: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
             (x,) = inputs
+            signs = _signs if len(x) == count else _no_signs  # rows of one input (tokens side by side) share its noise
             if isinstance(layer, nn.Linear):
                 before, after = (len(x), *[1] * (x.ndim - 2), x.shape[-1]), (len(x), *[1] * (x.ndim - 2), len(weight))
-                moved = nn.functional.linear(x * _signs(before, x), weight, bias)
+                moved = nn.functional.linear(x * signs(before, x), weight, bias)
             else:
                 before, after = (*x.shape[:2], *[1] * (x.ndim - 2)), (*output.shape[:2], *[1] * (x.ndim - 2))
-                moved = layer._conv_forward(x * _signs(before, x), weight, bias)
-            return output + moved * _signs(after, output)
+                moved = layer._conv_forward(x * signs(before, x), weight, bias)
+            return output + moved * signs(after, output)
 
         return hook
 
 
+def _path(layer: str, parameter: str) -> str:
+    return f"{layer}.{parameter}" if layer else parameter  # the model itself may be a layer
+
+
 def _signs(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(0.5) * 2 - 1
+
+
+def _no_signs(shape: tuple[int, ...], like: Tensor) -> Tensor:  # noqa: ARG001
+    return torch.ones((), dtype=like.dtype, device=like.device)

@@ -68,11 +68,12 @@ class Joint:
 
     def held_out_nll(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood, in evaluation mode."""
+        mode = self.module.training
         self.module.eval()
         try:
             return self._nll(x, y, self.likelihood)
         finally:
-            self.module.train()
+            self.module.train(mode)
 
     @cached_property
     def _scales(self) -> list[Tensor]:

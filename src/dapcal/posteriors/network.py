@@ -67,7 +67,7 @@ class NetworkPosterior:
     def network(self) -> nn.Module:
         """The network at the center: MAP, posterior mean, or first member."""
         module = copy.deepcopy(self.model)
-        first = {name: stacked[0] for name, stacked in self.buffers.items()}
+        first = {name: stacked[0] for name, stacked in self.buffers.items() if name not in self.shared}
         own = {**self.shared, **self.layout.unflatten(self.center), **first}
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:

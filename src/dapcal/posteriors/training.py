@@ -231,7 +231,8 @@ def run(
             loss = at.end_of_epoch()
             nll = None
             if held_out is not None:
-                nll = _mean(held_out_nll, held_out, training.batch_size)
+                with torch.random.fork_rng(devices=[]):  # a loader draws a seed
+                    nll = _mean(held_out_nll, held_out, training.batch_size)
                 at.compare(nll, training.patience)
             save(now=False)
             if progress is not None:

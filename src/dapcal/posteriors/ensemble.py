@@ -1,0 +1,120 @@
+"""Deep ensembles: networks trained on their own, from initial weights of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Unpack
+
+import torch
+from torch import nn
+
+from dapcal.data import Data, in_memory
+from dapcal.likelihoods import Gaussian, Likelihood
+from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors import samples
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.training import Options
+from dapcal.progress import Bar
+
+
+def fit(
+    make: Callable[[], nn.Module],
+    likelihood: Likelihood,
+    train: Data,
+    *,
+    members: int = 5,
+    prior_scale: float | Mapping[str, float] = 1.0,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    **options: Unpack[Options],
+) -> NetworkPosterior:
+    """Train M networks by `dapcal.posteriors.map.fit`, each from initial weights and batches of its own.
+
+    A draw is a member, with its own batch-norm statistics. σ0 is a penalty here and says nothing of the members'
+    spread, so the posterior has no prior: Inflate needs none, and `posterior.with_prior(...)` sets one for Reweight.
+    Noise levels that Gaussian members have learnt are pooled as their root mean square, what other likelihoods have
+    learnt as its mean. Lakshminarayanan, Pritzel, Blundell (2017), arXiv:1612.01474.
+
+    Args:
+        make: returns a new network; called under seed + m for member m.
+        likelihood: p(y | outputs).
+        train: (inputs, targets), a Dataset or a DataLoader.
+        members: M.
+        prior_scale: σ0, one or by name pattern.
+        seed: member m has seed + m.
+        folder: holds a checkpoint of each member (member-0, member-1, …), from which an interrupted call goes on.
+        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `checkpoint`. A
+            function `progress` gets the epochs of one member after the other.
+    """
+    if isinstance(make, nn.Module) or not callable(make):
+        raise TypeError(
+            f"Expected `make` as a function that returns a new network, got {type(make).__name__}; pass e.g. "
+            "lambda: Net(), or ensemble.of(models, likelihood) for networks that are trained already"
+        )
+    if members < 1:
+        raise ValueError(f"Expected `members` >= 1, got {members}")
+    if options.get("checkpoint") is not None:
+        raise ValueError("Every member has a checkpoint of its own; give their `folder` in place of `checkpoint`")
+    data = in_memory(train, "train")
+    source: Data = data if not isinstance(data, tuple) else (data.x, data.y)
+    trained = []
+    for number in range(members):
+        own: Options = {**options}
+        if folder is not None:
+            own["checkpoint"] = Path(folder) / f"member-{number}"
+        if options.get("progress") is True:
+            own["progress"] = Bar(f"member {number + 1}/{members}")
+        member = map_posterior.fit(
+            _made(make, seed + number), likelihood, source, prior_scale=prior_scale, seed=seed + number, **own
+        )
+        trained.append((member.network, member.likelihood))
+    return of([network for network, _ in trained], pooled([own for _, own in trained]))
+
+
+def of(models: Sequence[nn.Module], likelihood: Likelihood) -> NetworkPosterior:
+    """Trained networks of one architecture as an ensemble; `posterior.network` is the first.
+
+    Args:
+        models: the members; copied.
+        likelihood: p(y | outputs), one for all of them.
+    """
+    if isinstance(models, nn.Module) or not models or not all(isinstance(m, nn.Module) for m in models):
+        kinds = type(models).__name__ if isinstance(models, nn.Module) else [type(m).__name__ for m in models]
+        raise TypeError(f"Expected `models` as a list of trained networks, got {kinds}")
+    states = [model.state_dict() for model in models]
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in states]
+    for number, other in enumerate(shapes):
+        odd = sorted(n for n in shapes[0].keys() | other.keys() if shapes[0].get(n) != other.get(n))
+        if odd:
+            raise ValueError(
+                f"Expected networks of one architecture, but {odd[:4]} differ between the first and number {number}; "
+                "wrap networks of several architectures in dapcal.posteriors.predictions.StackedPredictions"
+            )
+    device = next(iter(states[0].values())).device
+    moved = [{name: value.to(device) for name, value in state.items()} for state in states]
+    return samples.from_state_dicts(models[0], likelihood, moved)
+
+
+def pooled(likelihoods: Sequence[Likelihood]) -> Likelihood:
+    """One likelihood for all members: noise levels by their root mean square, else the mean of what was learnt.
+
+    >>> pooled([Gaussian(1.0), Gaussian(7.0)]).noise
+    5.0
+    """
+    first = likelihoods[0]
+    learnt = {name: torch.stack([own.free()[name] for own in likelihoods]) for name in first.free()}
+    if isinstance(first, Gaussian):  # its free value is the log of the noise level
+        return first.at({name: (2 * value).exp().mean(0).log() / 2 for name, value in learnt.items()})
+    return first.at({name: value.mean(0) for name, value in learnt.items()})
+
+
+def _made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """A new network, from a seed; the global generators are given back as they were."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        model = make()
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"Expected `make` to return a network, got {type(model).__name__}")
+    return model
