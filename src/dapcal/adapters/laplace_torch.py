@@ -6,7 +6,7 @@ In use:
     la.fit(train_loader)
     posterior = dapcal.adapters.laplace_torch.from_laplace(la)
 
-The posterior samples weights and runs the network on them (`pred_type="nn"` there), not the linearised network.
+Predictions come from the linearised network, as they do there by default (`pred_type="glm"`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dapcal.gaussians import Block, DiagonalGaussian, FullGaussian, Gaussian, KroneckerGaussian
 from dapcal.likelihoods import Categorical, Likelihood
 from dapcal.likelihoods import Gaussian as GaussianLikelihood
+from dapcal.linear import LastLayer, Linear, Linearised
 from dapcal.networks import layout_of
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
@@ -38,6 +39,7 @@ def from_laplace(
     la: Any,
     *,
     likelihood: Likelihood | None = None,
+    linearised: bool = True,
     draws: int = 50,
     seed: int = 0,
     aware: Aware = "*",
@@ -51,6 +53,8 @@ def from_laplace(
         la: fitted, `subset_of_weights` "all" or "last_layer", `hessian_structure` "diag", "kron" or "full".
         likelihood: p(y | outputs); by default Categorical for "classification", and for "regression" Gaussian with
             the noise `la.sigma_noise`.
+        linearised: predict with the linearised network, else by draws through the network (`pred_type="nn"` there). A
+            last layer is linear anyway.
         draws: S.
         seed: of the draws.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
@@ -71,6 +75,7 @@ def from_laplace(
         shared=shared,
         gaussian=moments.gaussian,
         prior=make_prior(layout.sizes, moments.prior_scale, aware, moments.mean.device),
+        linear=_linear(la, moments.names, linearised),
     )
 
 
@@ -97,6 +102,12 @@ def moments_of(la: Any) -> Moments:
     starts = torch.tensor([0, *list(sizes.values())[:-1]]).cumsum(0)
     prior_scale = dict(zip(sizes, variances[starts].sqrt().tolist(), strict=True))
     return Moments(tuple(sizes), mean, gaussian, prior_scale)
+
+
+def _linear(la: Any, names: tuple[str, ...], linearised: bool) -> Linear | None:
+    if _last_layer(la) is not None:
+        return LastLayer(names[0].removesuffix(".weight"), bias=len(names) == 2)
+    return Linearised() if linearised else None
 
 
 def network_of(la: Any) -> nn.Module:

@@ -45,9 +45,10 @@ class FullGaussian:
         return (self.mean + noise @ vectors.T).to(self.mean.dtype)
 
     def contracted(self, prior: Prior) -> int:
-        """Number of eigenvalues of Σ_AA above σ0² (one group); several groups are never contracted."""
+        """Number of eigenvalues of Σ_AA above σ0² by more than rounding (one group); several are never contracted."""
         _, groups, eigenvalues, _ = self._aware(prior)
-        return 0 if len(groups) > 1 else int((eigenvalues > prior.sigma0[groups[0]] ** 2).sum())
+        limit = prior.sigma0[groups[0]] ** 2 * (1 + 1e-6)  # the covariance may be in float32
+        return 0 if len(groups) > 1 else int((eigenvalues > limit).sum())
 
     def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
         """log Z(c), (M,), in the eigenbasis."""
