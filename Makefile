@@ -20,12 +20,13 @@ test: $(STAMP)
 test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt
 	$(PEERS)/bin/pytest tests/peers
 
-results: $(STAMP)  # the toy experiments' numbers, the README's table and its picture
+results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of README and docs
 	$(VENV)/bin/dapcal demo --out build/results
+	$(VENV)/bin/dapcal reproduce posteriors --out build/results
 	mkdir -p results docs
-	cp build/results/two-moons.json build/results/sinusoid.json results/
-	cp build/results/two-moons-confidence.png docs/
-	$(VENV)/bin/python -m dapcal.experiments.tables results README.md
+	cp build/results/two-moons.json build/results/sinusoid.json build/results/posteriors.json results/
+	cp build/results/two-moons-confidence.png build/results/posteriors-*.png docs/
+	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

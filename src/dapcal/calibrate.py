@@ -73,10 +73,11 @@ def calibrate(
         What the user keeps: call it on inputs.
     """
     adjust, loss, scale = _options(adjust, loss, scale, temperature)
-    train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"))
+    closed = is_closed(adjust, posterior)
+    train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"), closed)
     first, second = (held.subset(rows) for rows in split(len(held.x), torch.Generator().manual_seed(seed)))
     if temperature:
-        posterior = in_domain(posterior, first, is_closed(adjust, posterior))
+        posterior = in_domain(posterior, first, closed)
     likelihood = posterior.likelihood
 
     adjusted_first = adjust(posterior, first.x)  # the one forward pass over these inputs
@@ -110,7 +111,7 @@ def calibrate(
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
     phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates)
 
-    base_second = base_of(posterior, second.x, is_closed(adjust, posterior))
+    base_second = base_of(posterior, second.x, closed)
     further = measured.further
     return Calibrated(
         posterior=posterior,
@@ -252,7 +253,9 @@ def _options(
     return adjust or Inflate(), loss or Target(), scale or Exp()
 
 
-def _check_data(posterior: Posterior, train: Labelled, held_out: Labelled) -> tuple[Labelled, Labelled]:
+def _check_data(
+    posterior: Posterior, train: Labelled, held_out: Labelled, closed: bool = False
+) -> tuple[Labelled, Labelled]:
     """Inputs of one shape, targets as the likelihood wants them, and every held-out class seen in training."""
     if not hasattr(posterior, "outputs"):
         raise TypeError(
@@ -262,7 +265,8 @@ def _check_data(posterior: Posterior, train: Labelled, held_out: Labelled) -> tu
     check_inputs(held_out.x, "held_out", like=train.x)
     if len(held_out.x) < 4:
         raise ValueError(f"Expected at least 4 held-out inputs, got {len(held_out.x)}; hold out more")
-    one = outputs_with_spread(posterior, train.x[:1])[0]  # (1, C)
+    outputs = posterior.outputs(train.x[:1]) if closed else outputs_with_spread(posterior, train.x[:1])
+    one = outputs[0]  # (1, C)
     train, held_out = (_check_targets(posterior.likelihood, one, data) for data in (train, held_out))
     if isinstance(posterior.likelihood, ClassLikelihood):
         unseen = sorted(set(held_out.y.unique().tolist()) - set(train.y.unique().tolist()))

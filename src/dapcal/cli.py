@@ -40,14 +40,14 @@ def demo(
 
     Example: dapcal demo --out my-folder
     """
-    from dapcal.experiments import EXPERIMENTS
+    from dapcal.experiments import DEMO
 
-    _run(list(EXPERIMENTS), out, seed)
+    _run(list(DEMO), out, seed)
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="two-moons or sinusoid.")],
+    name: Annotated[str, typer.Argument(help="two-moons, sinusoid or posteriors.")],
     out: Annotated[Path, typer.Option(help="Folder for numbers, figures and page.")] = Path("dapcal-results"),
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
 ) -> None:

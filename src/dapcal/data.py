@@ -114,16 +114,22 @@ def split(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return order[: (n + 1) // 2], order[(n + 1) // 2 :]
 
 
+def pairs_of(loader: DataLoader, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of a loader, at least one, checked; `name` is what errors call them."""
+    empty = True
+    for batch in loader:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {_describe(batch)}")
+        yield check_inputs(batch[0], name), batch[1]
+        empty = False
+    if empty:
+        raise ValueError(f"Expected at least one input in `{name}`, got none")
+
+
 def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
     # a generator of its own: a loader without one draws a seed from the global generator
     batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024, generator=torch.Generator())
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for batch in batches:
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {_describe(batch)}")
-        pairs.append((batch[0], batch[1]))
-    if not pairs:
-        raise ValueError(f"Expected at least one input in `{name}`, got none")
+    pairs = list(pairs_of(batches, name))
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
 

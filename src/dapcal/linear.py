@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dapcal.gaussians import DiagonalGaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments, Profile, aware_groups, from_jacobian, joined, make_pieces, need_prior
-from dapcal.networks import MEMORY, Layout, as_tensor, one_column
+from dapcal.networks import MEMORY, Layout, as_tensor, checked_outputs, parameter_name
 from dapcal.prior import Prior
 from dapcal.projectors import LayerFeatures
 
 if TYPE_CHECKING:
     from dapcal.posteriors.network import NetworkPosterior
+
+BATCH = 512  # inputs at a time
 
 
 class Linear(Protocol):
@@ -47,34 +50,39 @@ class LastLayer:
 
     def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
         """Features times the weights of every draw."""
-        features = self.features(posterior.network, x)
-        index = layer_index(posterior.layout, self.layer, self.bias).to(draws.device)
-        return torch.einsum("nd,scd->snc", features, draws[:, index])
+        weights = draws[:, layer_index(posterior.layout, self.layer, self.bias).to(draws.device)]  # (S, C, D)
+        batches = (self.features(posterior.network, batch) for batch in x.split(BATCH))
+        return torch.cat([torch.einsum("nd,scd->snc", features, weights) for features in batches], 1)
 
     def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
-        """J = I ⊗ φᵀ: the variance follows from features and eigenbases, for all inputs at once."""
-        features, likelihood, gaussian = self.features(posterior.network, x), posterior.likelihood, posterior.gaussian
-        index = layer_index(posterior.layout, self.layer, self.bias).to(features.device)
-        mean = features @ posterior.center[index].T
-        left = likelihood.locations(torch.eye(len(index), dtype=torch.float64, device=features.device)).T  # (L, C)
-        if isinstance(gaussian, DiagonalGaussian | KroneckerGaussian):
-            parts = _parts(gaussian, posterior.prior, index, left, features.double())
-            return _from_parts(likelihood, posterior.prior, mean, parts, moving)
-        prepared = from_jacobian(likelihood, gaussian, posterior.prior, moving)
-        step = max(1, MEMORY // (8 * len(left) * len(posterior.center)))
+        """J = I ⊗ φᵀ: the variance follows from features and eigenbases, for a whole batch at once."""
+        likelihood, gaussian, prior, center = (
+            posterior.likelihood, posterior.gaussian, posterior.prior, posterior.center,
+        )  # fmt: skip
+        index = layer_index(posterior.layout, self.layer, self.bias).to(center.device)
+        left = likelihood.locations(torch.eye(len(index), dtype=torch.float64, device=center.device)).T  # (L, C)
+        separable = isinstance(gaussian, DiagonalGaussian | KroneckerGaussian)
+        if moving and isinstance(gaussian, KroneckerGaussian):
+            gaussian.check(need_prior(prior))
+        prepared = None if separable else from_jacobian(likelihood, gaussian, prior, moving)
+        # of a dense Jacobian only a few inputs fit
+        step = BATCH if separable else max(1, min(BATCH, MEMORY // (16 * len(left) * len(center))))
+        found = []
+        for batch in x.split(step):
+            features = self.features(posterior.network, batch)
+            mean, right = features @ center[index].T, features.double()
+            if isinstance(gaussian, DiagonalGaussian | KroneckerGaussian):
+                found.append(_from_parts(likelihood, prior, mean, _parts(gaussian, prior, index, left, right), moving))
+            elif prepared is not None:
+                jacobian = right.new_zeros(len(right), len(left), len(center))
+                jacobian[:, :, index.flatten()] = torch.einsum("lc,nd->nlcd", left, right).flatten(2)
+                found.append(prepared(mean, jacobian))
+        return joined(found)
 
-        def dense(rows: Tensor) -> Tensor:
-            jacobian = rows.new_zeros(len(rows), len(left), len(posterior.center), dtype=torch.float64)
-            jacobian[:, :, index.flatten()] = torch.einsum("lc,nd->nlcd", left, rows.double()).flatten(2)
-            return jacobian
-
-        return joined(prepared(m, dense(f)) for m, f in zip(mean.split(step), features.split(step), strict=True))
-
-    def features(self, network: nn.Module, x: Tensor, batch_size: int = 512) -> Tensor:
+    def features(self, network: nn.Module, x: Tensor) -> Tensor:
         """What enters the layer, with a one for the bias, (N, D)."""
-        project = LayerFeatures(network, self.layer)
         with torch.no_grad():
-            features = torch.cat([project(batch) for batch in x.split(batch_size)])
+            features = LayerFeatures(network, self.layer)(x)
         return torch.cat([features, features.new_ones(len(features), 1)], 1) if self.bias else features
 
 
@@ -105,14 +113,14 @@ class Linearised:
 def layer_index(layout: Layout, layer: str, bias: bool) -> Tensor:
     """Positions of a linear layer's [weight, bias] in the flat vector, as a matrix (C, D)."""
     positions = layout.unflatten(torch.arange(sum(layout.sizes.values())))
-    weight = positions[f"{layer}.weight"].flatten(1)
-    return torch.cat([weight, positions[f"{layer}.bias"][:, None]], 1) if bias else weight
+    weight = positions[parameter_name(layer, "weight")].flatten(1)
+    return torch.cat([weight, positions[parameter_name(layer, "bias")][:, None]], 1) if bias else weight
 
 
 def center_outputs(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """Outputs (N, C) of one set of parameters and buffers, without gradients."""
     with torch.no_grad():
-        return one_column(as_tensor(functional_call(model, parameters, (x,))))
+        return checked_outputs(functional_call(model, parameters, (x,)), len(x))
 
 
 def pulled_back(
@@ -130,10 +138,18 @@ def pulled_back(
         back = vjp(lambda vector: forward(vector, one), center)[1]
         return vmap(lambda column: back(column)[0])(root.T)
 
-    try:
-        return vmap(pull)(x, roots).detach()
-    except RuntimeError:
-        return torch.stack([_pull_one(forward, center, one, root) for one, root in zip(x, roots, strict=True)])
+    with torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):  # the one form of attention that `vmap` knows
+        center, x, roots = tracked(center), tracked(x), tracked(roots)
+        shared = {name: tracked(tensor) for name, tensor in shared.items()}
+        try:
+            return vmap(pull)(x, roots).detach()
+        except RuntimeError:
+            return torch.stack([_pull_one(forward, center, one, root) for one, root in zip(x, roots, strict=True)])
+
+
+def tracked(tensor: Tensor) -> Tensor:
+    """A tensor that gradients may pass: one made in inference mode is copied."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _pull_one(forward: Callable[[Tensor, Tensor], Tensor], center: Tensor, one: Tensor, root: Tensor) -> Tensor:

@@ -173,6 +173,11 @@ def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Ten
     return order
 
 
+def parameter_name(module: str, parameter: str) -> str:
+    """The name in a network of a parameter of one of its modules; a network that is the module itself is ``""``."""
+    return f"{module}.{parameter}" if module else parameter
+
+
 def as_tensor(output: object) -> Tensor:
     """The output of a model: a tensor, or the `logits` of a mapping or object that has them (Hugging Face)."""
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
@@ -196,6 +201,11 @@ def _check_outputs(outputs: Tensor, n: int) -> Tensor:
     if not outputs.isfinite().all():
         raise ValueError("The model returned NaN or inf; check its weights and the scale of the inputs")
     return outputs
+
+
+def checked_outputs(output: object, n: int) -> Tensor:
+    """What a model returned for n inputs as finite outputs (n, C)."""
+    return _check_outputs(as_tensor(output)[None], n)[0]
 
 
 def one_column(outputs: Tensor) -> Tensor:

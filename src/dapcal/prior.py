@@ -93,7 +93,8 @@ def make_prior(
         raise ValueError(
             f"Expected `prior_scale` to match parameter names, but {unused} match none; the names are {list(sizes)}"
         )
-    groups: dict[tuple[str, float, float], list[str]] = {}
+    groups: dict[tuple[float, float], list[str]] = {}
+    labels: dict[tuple[float, float], dict[str, None]] = {}  # a group may have several patterns, in order
     for name in sizes:
         label = next((p for p in factors if fnmatchcase(name, p)), "not distance-aware")
         pattern = next((p for p in scales if fnmatchcase(name, p)), None)
@@ -105,16 +106,18 @@ def make_prior(
         sigma0 = float(scales[pattern])
         if not (sigma0 > 0 and sigma0 < float("inf")):
             raise ValueError(f"Expected `prior_scale` (sigma0) > 0 for `{name}`, got {sigma0}")
-        groups.setdefault((label, sigma0, factors.get(label, 0.0)), []).append(name)
-    if not any(factor for _, _, factor in groups):
+        own = sigma0, factors.get(label, 0.0)
+        groups.setdefault(own, []).append(name)
+        labels.setdefault(own, {})[label] = None
+    if not any(factor for _, factor in groups):
         raise ValueError(
             f"Expected `aware` to widen some parameter, but the first match counts and gives all of them 0: {aware!r}"
         )
     index = {name: g for g, names in enumerate(groups.values()) for name in names}
     prior = Prior(
-        labels=tuple(label for label, _, _ in groups),
-        sigma0=torch.tensor([s for _, s, _ in groups], dtype=torch.float64),
-        factor=torch.tensor([a for _, _, a in groups], dtype=torch.float64),
+        labels=tuple(", ".join(labels[own]) for own in groups),
+        sigma0=torch.tensor([s for s, _ in groups], dtype=torch.float64),
+        factor=torch.tensor([a for _, a in groups], dtype=torch.float64),
         group=torch.cat([torch.full((n,), index[name]) for name, n in sizes.items()]),
         sizes=torch.tensor([sum(sizes[n] for n in names) for names in groups.values()], dtype=torch.float64),
     )

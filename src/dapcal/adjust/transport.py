@@ -86,4 +86,5 @@ class Transport:
 
 def _closed(likelihood: Likelihood, moments: OutputMoments) -> Adjusted:
     base = closed_ensemble(likelihood, moments)
-    return lambda distance: base._replace(spread=likelihood.spread(moments.moved(distance)))
+    outputs = moments.mean.shape[-1]
+    return lambda distance: base._replace(spread=likelihood.closed_spread(moments.moved(distance), outputs))

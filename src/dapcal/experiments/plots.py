@@ -47,6 +47,13 @@ def new_figure(columns: int, width: float = 3.6, height: float = 3.2) -> tuple[F
     return figure, [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
 
 
+def new_grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
+    """Rows of small panels that share their axes."""
+    figure = Figure(figsize=(width * columns, height * rows))
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    return figure, axes.tolist()
+
+
 def calibration_panel(axes: Axes, calibrated: Calibrated, title: str) -> None:
     """Loss over φ with the chosen φ; the held-out NLL with its limit where there is a guard."""
     curve = calibrated.curve

@@ -55,9 +55,7 @@ def run(seed: int, progress: Progress) -> Outcome:
     posterior = laplace.fit(
         point.network, point.likelihood, train, structure=laplace.Diagonal, draws=DRAWS, seed=seed, aware="mean.*"
     )
-    x = train[0]
-    centers = torch.stack([x.min() - 0.3, torch.zeros(()), x.max() + 0.3])[:, None]
-    outside = ood_inputs.Around(centers, deviation=0.1, seed=seed)
+    outside = just_outside(train[0], seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DapcalWarning)
         space = Space(Identity(), radius=None, name="inputs")
@@ -78,6 +76,12 @@ def run(seed: int, progress: Progress) -> Outcome:
     pictures = _pictures(ours, papers, train, progress)
     numbers["seconds"] = round(time.perf_counter() - started, 1)
     return Outcome(numbers, pictures)
+
+
+def just_outside(x: Tensor, seed: int) -> ood_inputs.Around:
+    """Draws from Gaussians beyond both ends of the inputs, and between the clusters."""
+    centers = torch.stack([x.min() - 0.3, torch.zeros(()), x.max() + 0.3])[:, None]
+    return ood_inputs.Around(centers, deviation=0.1, seed=seed)
 
 
 def mean_and_noise(seed: int) -> MeanAndNoise:

@@ -34,8 +34,8 @@ class DiagonalGaussian:
         return (self.mean + self.variance.sqrt() * noise.to(self.mean.device)).to(self.mean.dtype)
 
     def contracted(self, prior: Prior) -> int:
-        """Number of σ_i above σ0 among the distance-aware parameters."""
-        wide = self.variance.double() > prior.sigma0[prior.group] ** 2
+        """Number of σ_i above σ0 by more than rounding among the distance-aware parameters."""
+        wide = self.variance.double() > prior.sigma0[prior.group] ** 2 * (1 + 1e-6)  # it may be in float32
         return int((wide & (prior.factor[prior.group] > 0)).sum())
 
     def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:

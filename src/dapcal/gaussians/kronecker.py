@@ -43,6 +43,13 @@ class KroneckerGaussian:
 
     def __post_init__(self) -> None:
         check_mean(self.mean)
+        if self.variance.shape != self.mean.shape:
+            raise ValueError(
+                f"Expected `mean` and `variance` of one shape (P,), got {tuple(self.mean.shape)} and "
+                f"{tuple(self.variance.shape)}"
+            )
+        if not (self.variance >= 0).all() or not self.variance.isfinite().all():
+            raise ValueError("Expected finite variances >= 0; check the posterior's moments")
         for number, block in enumerate(self.blocks):
             shape = tuple(block.index.shape)
             if (tuple(block.left.shape), tuple(block.right.shape)) != ((shape[0],) * 2, (shape[1],) * 2):
@@ -61,17 +68,17 @@ class KroneckerGaussian:
 
     def contracted(self, prior: Prior) -> int:
         """Number of rotated directions wider than σ0 among the distance-aware ones."""
-        self._check(prior)
+        self.check(prior)
         return self._rotated.contracted(prior)
 
     def log_expectation(self, c: Tensor, prior: Prior) -> Tensor:
         """log Z(c), (M,), in the rotated coordinates."""
-        self._check(prior)
+        self.check(prior)
         return self._rotated.log_expectation(c, prior)
 
     def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
         """As for a diagonal Gaussian, in the rotated coordinates."""
-        self._check(prior)
+        self.check(prior)
         moved = self._rotated.transport(self.rotated(draws.double()), c, prior, shift)
         return self.rotated(moved, back=True).to(draws.dtype)
 
@@ -81,7 +88,7 @@ class KroneckerGaussian:
 
     def directions(self, prior: Prior, group: int) -> RotatedCoordinates:
         """The rotated coordinates of the group."""
-        self._check(prior)
+        self.check(prior)
         return RotatedCoordinates(self, self._rotated.directions(prior, group))
 
     def rotated(self, vectors: Tensor, back: bool = False) -> Tensor:
@@ -99,7 +106,7 @@ class KroneckerGaussian:
     def _rotated(self) -> DiagonalGaussian:
         return DiagonalGaussian(self.rotated(self.mean.double()), self.variance.double())
 
-    def _check(self, prior: Prior) -> None:
+    def check(self, prior: Prior) -> None:
         """A rotation mixes a block's parameters, so they must share one prior."""
         for block in self.blocks:
             groups = prior.group[block.index].unique()

@@ -77,7 +77,8 @@ class Full:
         # an eigendecomposition, not a Cholesky factor: H may be singular to rounding
         values, vectors = torch.linalg.eigh(total)
         covariance = (vectors / values.clamp_min(float(precision.min()))) @ vectors.T
-        return FullGaussian(mean, ((covariance + covariance.T) / 2).to(mean.dtype))
+        # in float64: rounded to float32, the widest directions would swamp the narrow ones
+        return FullGaussian(mean, (covariance + covariance.T) / 2)
 
     def log_determinant(self, precision: Tensor) -> Tensor:
         """By eigenvalues where one precision serves all, so that trying another costs nothing."""
@@ -127,4 +128,6 @@ class Kronecker:
 def factors(index: Tensor, left: Tensor, right: Tensor, rows: int) -> Factors:
     """G ⊗ A/rows from the sums G = Σ g gᵀ and A = Σ a aᵀ over `rows` inputs and places, decomposed."""
     (left_values, u), (right_values, v) = torch.linalg.eigh(left), torch.linalg.eigh(right / rows)
-    return Factors(index, u, v, left_values.clamp_min(0)[:, None] * right_values.clamp_min(0))
+    # eigh gives its vectors by columns; a file gives them back by rows, and products would round differently
+    values = left_values.clamp_min(0)[:, None] * right_values.clamp_min(0)
+    return Factors(index, u.contiguous(), v.contiguous(), values)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader
 
-from dapcal.data import Labelled
+from dapcal.data import Labelled, pairs_of
 from dapcal.likelihoods import Likelihood
-from dapcal.linear import LastLayer, center_outputs, layer_index, pulled_back
-from dapcal.networks import MEMORY, Layout, as_tensor, execution_order, one_column
+from dapcal.linear import LastLayer, center_outputs, layer_index, pulled_back, tracked
+from dapcal.networks import MEMORY, Layout, checked_outputs, execution_order, parameter_name
 from dapcal.posteriors.curvature import Curvature, Diagonal, Factors, Full, Kronecker, Root, factors
 from dapcal.prior import Prior
 
@@ -38,11 +38,15 @@ class Setting(NamedTuple):
 
 def batches(data: Labelled | DataLoader, batch_size: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """One pass over the training data, in order."""
-    pairs: Iterable[Any] = (
-        data if isinstance(data, DataLoader) else zip(data.x.split(batch_size), data.y.split(batch_size), strict=True)
+    if batch_size < 1:
+        raise ValueError(f"Expected `batch_size` >= 1, got {batch_size}")
+    pairs = (
+        pairs_of(data, "train")
+        if isinstance(data, DataLoader)
+        else zip(data.x.split(batch_size), data.y.split(batch_size), strict=True)
     )
     for x, y in pairs:
-        yield x.to(device), y.to(device)
+        yield tracked(x.to(device)), tracked(y.to(device))
 
 
 # The whole network
@@ -58,8 +62,8 @@ def full(setting: Setting, data: Labelled | DataLoader, batch_size: int) -> Full
     size = len(setting.center)
     total = torch.zeros(size, size, dtype=torch.float64, device=setting.center.device)
     for pulled in _pulled(setting, data, batch_size):
-        rows = pulled.flatten(0, 1)
-        total += (rows.T @ rows).double()
+        rows = pulled.flatten(0, 1).double()  # float32 sums would swamp the directions that data say little about
+        total += rows.T @ rows
     return Full(total)
 
 
@@ -71,11 +75,12 @@ def kronecker(setting: Setting, data: Labelled | DataLoader, batch_size: int) ->
         if order is None:
             order = _factorable(setting, x[:1])
             layers = {name: _Layer(module) for name, module in order.items()}
-        _add_batch(setting, layers, x, y)
+        if layers:
+            _add_batch(setting, layers, x, y)
     found, taken = [], set()
     for name, layer in layers.items():
         found += layer.factors(setting.layout, name, setting.prior)
-        taken |= {f"{name}.{n}" for n, _ in layer.module.named_parameters(recurse=False)}
+        taken |= {parameter_name(name, n) for n, _ in layer.module.named_parameters(recurse=False)}
     rest = tuple(n for n in setting.layout.names if n not in taken)
     values = torch.zeros(len(setting.center), dtype=torch.float64, device=setting.center.device)
     if rest:
@@ -122,12 +127,17 @@ def _factorable(setting: Setting, x: Tensor) -> dict[str, nn.Module]:
         name: module
         for name, module in candidates.items()
         if runs[name] == 1
-        and all(uses[id(p)] == 1 and f"{name}.{n}" in setting.layout.names for n, p in module.named_parameters())
+        and all(
+            uses[id(p)] == 1 and parameter_name(name, n) in setting.layout.names for n, p in module.named_parameters()
+        )
     }
 
 
 def _has_factors(module: nn.Module) -> bool:
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
+    """Layers that multiply patches of their input with their weight; not subclasses or parametrised ones."""
+    if not {"weight"} <= {n for n, _ in module.named_parameters()} <= {"weight", "bias"}:
+        return False
+    if type(module) is nn.Conv1d or type(module) is nn.Conv2d:
         return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return type(module) is nn.Linear
 
@@ -140,10 +150,12 @@ class _Layer:
         self.right: Tensor | None = None
         self.left: Tensor | None = None
         self.rows = 0
-        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.seen: list[Tensor] = []
 
-    def hook(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.seen.append((inputs[0].detach(), output))
+    def hook(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        self.add_inputs(inputs[0].detach())
+        self.seen.append(output)
+        return output.clone()  # an activation in place would change it
 
     def add_inputs(self, x: Tensor) -> None:
         rows = _columns(self.module, x)
@@ -190,20 +202,23 @@ def _add_batch(setting: Setting, layers: dict[str, _Layer], x: Tensor, y: Tensor
     state = {n: t.detach().requires_grad_(n in setting.layout.names) for n, t in setting.state.items()}
     try:
         with torch.enable_grad():
-            outputs = one_column(as_tensor(functional_call(setting.model, state, (x,))))
+            outputs = checked_outputs(functional_call(setting.model, state, (x,)), len(x))
     finally:
         for handle in handles:
             handle.remove()
     detached = outputs.detach()
     roots = setting.root(setting.likelihood, detached, setting.likelihood.check(detached, y))
     ends = []
-    for layer in layers.values():
-        ((inputs, end),) = layer.seen
-        layer.seen.clear()
-        layer.add_inputs(inputs)
-        ends.append(end)
+    for name, layer in layers.items():
+        if len(layer.seen) != 1:
+            raise ValueError(
+                f"Expected layer `{name}` to run once for every batch, as it did for the first input, but it ran "
+                f"{len(layer.seen)} times; use structure=laplace.Full or laplace.Diagonal"
+            )
+        ends.append(layer.seen.pop())
     for column in roots.unbind(2):
-        gradients = torch.autograd.grad(outputs, ends, column, retain_graph=True)
+        # a layer whose result is not used has no gradient
+        gradients = torch.autograd.grad(outputs, ends, column, True, allow_unused=True, materialize_grads=True)
         for layer, gradient in zip(layers.values(), gradients, strict=True):
             layer.add_gradients(gradient)
 
@@ -223,7 +238,7 @@ def last_layer(
         left = right = None
         rows = 0
         for x, y in batches(data, batch_size, setting.center.device):
-            features = linear.features(network, x, batch_size)
+            features = linear.features(network, x)
             outputs = features @ weight.T
             roots = setting.root(setting.likelihood, outputs, setting.likelihood.check(outputs, y))
             rows += len(x)
@@ -255,12 +270,13 @@ def last_layer(
 
 def _outer(roots: Tensor, features: Tensor) -> Tensor:
     """Σ_n (R_n R_nᵀ) ⊗ (φ_n φ_nᵀ), (C·D, C·D), class pair by class pair."""
+    roots, features = roots.double(), features.double()  # float32 sums would swamp what data say little about
     hessians = roots @ roots.transpose(1, 2)  # (n, C, C)
     classes, width = hessians.shape[1], features.shape[1]
     total = torch.empty(classes, width, classes, width, dtype=torch.float64, device=features.device)
     for one in range(classes):
         for two in range(one, classes):
-            block = ((features * hessians[:, one, two, None]).T @ features).double()
+            block = (features * hessians[:, one, two, None]).T @ features
             total[one, :, two] = block
             total[two, :, one] = block  # symmetric in the features
     return total.reshape(classes * width, classes * width)

@@ -8,6 +8,7 @@ to (Immer et al. 2021): Inflate and Transport then have closed forms. Or from dr
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -16,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dapcal.data import Data, Labelled, gather, in_memory
+from dapcal.data import Data, gather, in_memory
 from dapcal.ensembles import base_of
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.linear import LastLayer, Linear, Linearised
-from dapcal.networks import as_tensor, frozen_copy, layout_of, one_column, split_state
+from dapcal.networks import checked_outputs, frozen_copy, layout_of, parameter_name, split_state
 from dapcal.posteriors import curvature_sums
 from dapcal.posteriors.curvature import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
 from dapcal.posteriors.curvature_sums import Setting
@@ -29,6 +30,7 @@ from dapcal.posteriors.gaussian import choose
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 from dapcal.projectors import last_linear
+from dapcal.types import DapcalWarning
 
 __all__ = [
     "Diagonal", "Full", "HeldOut", "Kronecker", "MarginalLikelihood", "empirical_fisher", "fit", "ggn", "last_layer",
@@ -37,6 +39,7 @@ __all__ = [
 Structure = type[Diagonal] | type[Kronecker] | type[Full]
 
 
+@torch.inference_mode(False)  # the curvature needs gradients
 def fit(
     model: nn.Module,
     likelihood: Likelihood,
@@ -70,6 +73,7 @@ def fit(
         aware: parameters that a distance may widen.
         batch_size: where `train` is no DataLoader.
     """
+    _check_finite(model)
     random, shared = split_state(model)
     sums: dict[type, Callable[..., Curvature]] = {
         Diagonal: curvature_sums.diagonal,
@@ -89,6 +93,7 @@ def fit(
     )
 
 
+@torch.inference_mode(False)
 def last_layer(
     model: nn.Module,
     likelihood: Likelihood,
@@ -123,12 +128,14 @@ def last_layer(
     """
     if structure not in (Diagonal, Kronecker, Full):
         raise TypeError(f"Expected `structure` as laplace.Diagonal, laplace.Kronecker or laplace.Full, got {structure}")
+    _check_finite(model)
     data = in_memory(train, "train")
     network = frozen_copy(model)
-    example = data.x[:2] if isinstance(data, Labelled) else next(iter(data))[0][:2]
+    with torch.random.fork_rng(devices=[]):  # a loader draws a seed from the global generator
+        example = next(iter(curvature_sums.batches(data, batch_size, next(network.parameters()).device)))[0][:2]
     name = last_linear(network, example[:1]) if layer is None else layer
     linear = LastLayer(name, _check_last(network, name, example))
-    names = [f"{name}.weight", f"{name}.bias"] if linear.bias else [f"{name}.weight"]
+    names = [parameter_name(name, n) for n in (("weight", "bias") if linear.bias else ("weight",))]
     random, shared = choose(model, names, None)
 
     def curvature_of(setting: Setting) -> Curvature:
@@ -166,6 +173,9 @@ class MarginalLikelihood:
     lowest: float = 1e-3
     highest: float = 1e3
 
+    def __post_init__(self) -> None:
+        _check_range(self.lowest, self.highest)
+
     def __call__(self, candidates: Candidates) -> float:
         """By a bounded search in log σ0, from the best of a grid."""
         from scipy.optimize import minimize_scalar
@@ -173,6 +183,8 @@ class MarginalLikelihood:
         grid = np.linspace(np.log(self.lowest), np.log(self.highest), 61)
         values = [candidates.log_evidence(float(np.exp(t))) for t in grid]
         best = int(np.argmax(values))
+        if best in (0, len(grid) - 1):
+            _warn_at_edge(float(np.exp(grid[best])))
         low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         found = minimize_scalar(
             lambda t: -candidates.log_evidence(float(np.exp(t))), bounds=(low, high), method="bounded"
@@ -196,6 +208,11 @@ class HeldOut:
     highest: float = 1e2
     steps: int = 21
 
+    def __post_init__(self) -> None:
+        _check_range(self.lowest, self.highest)
+        if self.steps < 2:
+            raise ValueError(f"Expected `steps` >= 2, got {self.steps}")
+
     def __call__(self, candidates: Candidates) -> float:
         """Try them all."""
         held_out = gather(self.data, "data")
@@ -206,7 +223,25 @@ class HeldOut:
             targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
             return float(-posterior.likelihood.log_prob(base, targets).mean())
 
-        return min(np.geomspace(self.lowest, self.highest, self.steps).tolist(), key=nll)
+        grid = np.geomspace(self.lowest, self.highest, self.steps).tolist()
+        best = min(grid, key=nll)
+        if best in (grid[0], grid[-1]):
+            _warn_at_edge(best)
+        return best
+
+
+def _check_range(lowest: float, highest: float) -> None:
+    if not 0 < lowest < highest < float("inf"):
+        raise ValueError(f"Expected 0 < `lowest` < `highest`, got {lowest} and {highest}")
+
+
+def _warn_at_edge(sigma0: float) -> None:
+    warnings.warn(
+        f"The best prior scale is at the edge of the search, {sigma0:.4g}; widen `lowest` and `highest`, or give "
+        "`prior_scale` as a number",
+        DapcalWarning,
+        stacklevel=5,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,18 +283,33 @@ def _approximate(
 ) -> NetworkPosterior:
     if draws < 1:
         raise ValueError(f"Expected `draws` >= 1, got {draws}")
+    number = isinstance(prior_scale, float | int | Mapping)
+    if not number and (isinstance(prior_scale, type) or not callable(prior_scale)):
+        raise TypeError(
+            "Expected `prior_scale` as a number, numbers by name pattern, MarginalLikelihood() or HeldOut(data), got "
+            f"{prior_scale!r}"
+        )
+    if not callable(root):
+        raise TypeError(f"Expected `curvature` as laplace.ggn or laplace.empirical_fisher, got {root!r}")
     layout = layout_of(random)
     center = layout.flatten(random)
     fixed = prior_scale if isinstance(prior_scale, float | int | Mapping) else 1.0  # a chosen σ0 is one for all
     prior = make_prior(layout.sizes, fixed, aware, center.device)
     frozen = frozen_copy(model)
     template = NetworkPosterior(frozen, likelihood, layout, center[None], center, shared, linear=linear)
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # a loader draws a seed from the global generator
         curvature = curvature_of(Setting(frozen, shared, layout, center, likelihood, prior, root))
         candidates = _Candidates(curvature, template, aware, seed, draws)
         if isinstance(prior_scale, float | int | Mapping):
             return candidates.posterior(prior_scale)
         return candidates.posterior(prior_scale(candidates))
+
+
+def _check_finite(model: nn.Module) -> None:
+    state = [*model.named_parameters(), *model.named_buffers()]
+    odd = [name for name, tensor in state if not tensor.detach().isfinite().all()]
+    if odd:
+        raise ValueError(f"Expected a network with finite weights, got NaN or inf in {odd[:4]}; train it again")
 
 
 def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
@@ -273,16 +323,26 @@ def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
         raise ValueError(
             f"The weights of `{name}` are tied to another layer: it is no last layer alone; use laplace.fit"
         )
-    seen: list[tuple[Tensor, Tensor]] = []
-    handle = layer.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def probe(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        """Values of both signs in place of the layer's own, which must come out as they are."""
+        values = torch.linspace(-1e3, 1e3, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
+        seen.append((inputs[0].clone(), output, values))
+        return values.clone()
+
+    handle = layer.register_forward_hook(probe)
     try:
         with torch.no_grad():
-            outputs = one_column(as_tensor(network(x.to(layer.weight.device))))
+            outputs = checked_outputs(network(x.to(layer.weight.device)), len(x))
     finally:
         handle.remove()
-    if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][1], outputs):
+    if len(seen) != 1 or seen[0][0].ndim != 2 or not torch.equal(seen[0][2], outputs):
         raise ValueError(
             f"Expected `{name}` to run once, on (N, D), and to give the network's outputs as they are, but something "
             "follows it or it runs per place; name another layer, or use laplace.fit"
         )
+    inputs, output, _ = seen[0]
+    if not torch.allclose(output, nn.functional.linear(inputs, layer.weight, layer.bias), rtol=1e-4, atol=1e-5):
+        raise ValueError(f"Expected `{name}` to be linear in its weights, but its class computes more; use laplace.fit")
     return layer.bias is not None
