@@ -24,11 +24,19 @@ if TYPE_CHECKING:
 BATCH = 512  # inputs at a time
 
 
+OutputsOf = Callable[[Tensor, Tensor], Tensor]
+"""Outputs (S, n, C) of parameter vectors (S, P) at n of the inputs, given by their rows."""
+
+
 class Linear(Protocol):
     """How the outputs of a network follow from its random parameters, linearly."""
 
     def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
         """Outputs (S, N, C) of parameter vectors (S, P)."""
+        ...
+
+    def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
+        """The same for many parameter vectors at some of the inputs: what they share is computed once."""
         ...
 
     def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
@@ -53,6 +61,12 @@ class LastLayer:
         weights = draws[:, layer_index(posterior.layout, self.layer, self.bias).to(draws.device)]  # (S, C, D)
         batches = (self.features(posterior.network, batch) for batch in x.split(BATCH))
         return torch.cat([torch.einsum("nd,scd->snc", features, weights) for features in batches], 1)
+
+    def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
+        """The features, once."""
+        features = torch.cat([self.features(posterior.network, batch) for batch in x.split(BATCH)])
+        index = layer_index(posterior.layout, self.layer, self.bias).to(features.device)
+        return lambda draws, rows: torch.einsum("nd,scd->snc", features[rows], draws[:, index])
 
     def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
         """J = I ⊗ φᵀ: the variance follows from features and eigenbases, for a whole batch at once."""
@@ -94,16 +108,24 @@ class Linearised:
         """One Jacobian for all draws."""
         deviations = draws - posterior.center
         pieces = []
-        for batch in x.split(_rows(posterior, x)):
+        for batch in x.split(min(BATCH, _rows(posterior, x))):
             mean, jacobian = _expansion(posterior, batch)
             pieces.append(mean + torch.einsum("ncp,sp->snc", jacobian, deviations))
         return torch.cat(pieces, 1)
+
+    def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
+        """The Jacobian, once, if it fits into memory."""
+        if len(x) > _rows(posterior, x):
+            return lambda draws, rows: self.outputs(posterior, draws, x[rows])
+        parts = [_expansion(posterior, batch) for batch in x.split(BATCH)]
+        mean, jacobian = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+        return lambda draws, rows: mean[rows] + torch.einsum("ncp,sp->snc", jacobian[rows], draws - posterior.center)
 
     def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
         """J Σ Jᵀ, a few inputs at a time: memory is bounded by the Jacobian of one chunk."""
         prepared = from_jacobian(posterior.likelihood, posterior.gaussian, posterior.prior, moving)
         found = []
-        for batch in x.split(_rows(posterior, x)):
+        for batch in x.split(min(BATCH, _rows(posterior, x))):
             mean, jacobian = _expansion(posterior, batch)
             located = posterior.likelihood.locations(jacobian.double().transpose(1, 2)).transpose(1, 2)  # (n, L, P)
             found.append(prepared(mean, located))
@@ -172,7 +194,7 @@ def _rows(posterior: NetworkPosterior, x: Tensor) -> int:
     """Inputs whose Jacobian fits into the memory of a step."""
     own = {**posterior.shared, **posterior.layout.unflatten(posterior.center)}
     outputs = center_outputs(posterior.model, own, x[:1].to(posterior.center.device))
-    return max(1, min(512, MEMORY // (16 * outputs.shape[1] * len(posterior.center))))
+    return max(1, MEMORY // (16 * outputs.shape[1] * len(posterior.center)))
 
 
 class _Part(NamedTuple):

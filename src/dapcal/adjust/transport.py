@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,10 +60,11 @@ class Transport:
         outputs = outputs_with_spread(posterior, x)
         base = base_ensemble(likelihood, outputs)
         lead = prior.lead
+        prepared = cache(lambda: posterior.prepared(x))
 
         def outputs_at(distance: Tensor, rows: Tensor) -> Tensor:
             c = prior.precision_drop(distance[None])[0]
-            return posterior.outputs_at(gaussian.transport(posterior.draws, c, prior, self.shift), x[rows])
+            return prepared()(gaussian.transport(posterior.draws, c, prior, self.shift), rows)
 
         def at(distance: Tensor) -> Ensemble:
             distance = distance.double().cpu()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.linear import Linear
+from dapcal.linear import Linear, OutputsOf
 from dapcal.moments import OutputMoments
 from dapcal.networks import Layout, evaluate
 from dapcal.prior import Aware, Prior, make_prior
@@ -56,6 +56,12 @@ class NetworkPosterior:
         if self.linear is not None:
             return self.linear.outputs(self, draws, x)
         return evaluate(self.model, {**self.layout.unflatten(draws), **self.buffers}, self.shared, x)
+
+    def prepared(self, x: Tensor) -> OutputsOf:
+        """Outputs of other parameter vectors at some of the inputs, for many calls."""
+        if self.linear is not None:
+            return self.linear.prepared(self, x)
+        return lambda draws, rows: self.outputs_at(draws, x[rows])
 
     def moments(self, x: Tensor, moving: bool = False) -> OutputMoments:
         """Closed-form moments of outputs that are linear in the parameters; `moving` also at other distances."""
