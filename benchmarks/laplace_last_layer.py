@@ -1,7 +1,7 @@
 """Last-layer Kronecker Laplace of a 3-layer CNN on 50,000 inputs: fit and probit predictions, ours and laplace-torch's.
 
-Each runs in processes of its own, in turns; reported are medians, and their ratio. Needs laplace-torch (`make test-peers`
-sets it up). Run: .venv-peers/bin/python benchmarks/laplace_last_layer.py
+Each runs in processes of its own, in turns; reported are medians, and their ratio. `make test-peers` installs
+laplace-torch. Run: .venv-peers/bin/python benchmarks/laplace_last_layer.py
 """
 
 from __future__ import annotations
