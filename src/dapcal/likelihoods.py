@@ -150,8 +150,7 @@ def expectation(ensemble: Ensemble, values: Tensor) -> Tensor:
 
 def normalised(ensemble: Ensemble) -> Ensemble:
     """The same draws with weights that sum to one."""
-    log_weights = ensemble.log_weights
-    return ensemble._replace(log_weights=log_weights - torch.logsumexp(log_weights, 0))
+    return ensemble._replace(log_weights=ensemble.log_weights.log_softmax(0))
 
 
 class ClassLikelihood(Likelihood):

@@ -172,12 +172,14 @@ class Reweight:
             if self.smooth:
                 log_weights = pareto_smooth(log_weights)[0]
             importance, total = log_weights, torch.logsumexp(log_weights, 0)
+            # log_softmax: far away both logs are huge, and their difference would lose all digits
             if self.normalise:
-                log_weights = log_weights - total
+                log_weights = log_weights.log_softmax(0)
             if not self.complete:
                 return base._replace(log_weights=log_weights, importance=importance)
             missing = -torch.expm1(total.clamp_max(0))
-            scaled = torch.cat([log_weights - total.clamp_min(0), missing.clamp_min(0).log()[None]])
+            proper = torch.where(total > 0, log_weights.log_softmax(0), log_weights)
+            scaled = torch.cat([proper, missing.clamp_min(0).log()[None]])
             return completed._replace(log_weights=scaled, importance=importance)
 
         return at
