@@ -346,7 +346,7 @@ def test_bad_options_are_refused(options, message):
             Gaussian(),
             (torch.ones(4, 2), torch.ones(4)),
             ValueError,
-            r"return \(4, C\) for 4 inputs, got \(4, 2, 1\)",
+            r"return \(N, C\) for N inputs, got \(4, 2, 1\)",
         ),
     ],
 )

@@ -126,9 +126,12 @@ def test_a_restricted_prior_of_a_last_layer_posterior():
 
 
 def test_no_linear_layer():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    with pytest.raises(ValueError, match=r"no nn.Linear layer.*Features\(layer=...\), one of \['0', '1', '2'\]"):
-        Features().fit_projector(torch.randn(2, 1, 6, 6), point(model))
+    model = nn.Sequential(nn.BatchNorm2d(1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(2, 1, 6, 6)
+    with pytest.raises(ValueError, match=r"no nn\.Linear layer that runs; the layers are \['0', '1', '2'\]"):
+        last_linear(model, x)
+    with pytest.raises(ValueError, match=r"no linear or convo.*Features\(layer=\.\.\.\), one of \['0', '1', '2'\]"):
+        Features().fit_projector(x, point(model))
 
 
 def test_unknown_layer():

@@ -146,6 +146,55 @@ def test_a_checkpoint_of_other_data_model_or_method_is_refused(tmp_path, setting
         map_posterior.fit(network(), Categorical(), checkpoint=path, **{**settings, "train": (x + 1, y)})
 
 
+def test_a_checkpoint_of_another_network_or_other_held_out_data_is_refused(tmp_path, settings):
+    trained = map_posterior.fit(network(), Categorical(), settings["train"], epochs=1).network
+    options = {**settings, "checkpoint": tmp_path / "run"}
+    variational.fit(trained, Categorical(), **options)
+    with pytest.raises(ValueError, match="other model"):
+        variational.fit(network(), Categorical(), **options)
+    x, y = settings["held_out"]
+    with pytest.raises(ValueError, match="held-out"):
+        variational.fit(trained, Categorical(), **{**options, "held_out": (x + 1, y)})
+
+
+@pytest.mark.parametrize("option", [{"weight_decay": 0.1}, {"betas": (0.8, 0.9)}])
+def test_a_checkpoint_of_another_optimiser_is_refused(tmp_path, settings, option):
+    options = {**settings, "checkpoint": tmp_path / "run"}
+    map_posterior.fit(network(), Categorical(), optimiser=lambda p, lr: torch.optim.AdamW(p, lr), **options)
+    with pytest.raises(ValueError, match="another run"):
+        map_posterior.fit(
+            network(), Categorical(), optimiser=lambda p, lr: torch.optim.AdamW(p, lr, **option), **options
+        )
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_training(tmp_path, settings):
+    with pytest.raises(ValueError, match="got the folder"):
+        map_posterior.fit(network(), Categorical(), checkpoint=tmp_path, progress=_never, **settings)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="Cannot write the checkpoint"):
+        map_posterior.fit(network(), Categorical(), checkpoint=tmp_path / "file" / "run", progress=_never, **settings)
+
+
+def _never(epoch: Epoch) -> None:
+    raise AssertionError("trained")
+
+
+def test_a_held_out_loader_does_not_change_the_training(blobs):
+    loader = DataLoader(TensorDataset(*blobs[1]), batch_size=16, shuffle=True)
+    one, two = (
+        map_posterior.fit(network(), Categorical(), blobs[0], epochs=3, held_out=held_out)
+        for held_out in (None, loader)
+    )
+    assert same(one, two)
+
+
+def test_an_empty_loader_is_refused(blobs):
+    x, y = blobs[0]
+    loader = DataLoader(TensorDataset(x[:5], y[:5]), batch_size=16, drop_last=True)
+    with pytest.raises(ValueError, match="at least one input"):
+        map_posterior.fit(network(), Categorical(), loader, epochs=2)
+
+
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 half"])
 def test_a_broken_checkpoint_is_refused(tmp_path, settings, content):
     path = tmp_path / "run"
@@ -287,6 +336,16 @@ def test_unknown_options_are_refused(blobs):
 def test_a_last_batch_of_one_suits_batch_norm(blobs):
     x, y = blobs[0]
     map_posterior.fit(network(), Categorical(), (x[:33], y[:33]), epochs=2, batch_size=16)
+
+
+def test_frozen_batch_norm_keeps_its_statistics(blobs):
+    model = network()
+    model[1].requires_grad_(False)
+    before = model[1].running_mean.clone()
+    options = {"epochs": 2, "held_out": blobs[1]}
+    assert torch.equal(map_posterior.fit(model, Categorical(), blobs[0], **options).network[1].running_mean, before)
+    model[1].weight.requires_grad_(True)
+    assert not torch.equal(map_posterior.fit(model, Categorical(), blobs[0], **options).network[1].running_mean, before)
 
 
 def test_dropout_is_seeded_and_the_global_generator_left_alone(blobs):

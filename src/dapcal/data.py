@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from dapcal.types import Ensemble
 
@@ -76,8 +76,16 @@ def check_inputs(x: Tensor, name: str, like: Tensor | None = None) -> Tensor:
 
 
 def size(data: Labelled | DataLoader) -> int:
-    """Number of training pairs N."""
-    return len(data.dataset) if isinstance(data, DataLoader) else len(data.x)  # type: ignore[arg-type]
+    """Number of training pairs N: of a loader those that its sampler takes, which may be part of the data set."""
+    if not isinstance(data, DataLoader):
+        return len(data.x)
+    try:
+        return len(data.dataset if isinstance(data.dataset, IterableDataset) else data.sampler)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            "Expected a DataLoader of known length, got one over an IterableDataset without `__len__`; give it one, or "
+            "pass the data set itself, which is read into memory"
+        ) from None
 
 
 def in_memory(data: Data, name: str) -> Labelled | DataLoader:
@@ -87,7 +95,8 @@ def in_memory(data: Data, name: str) -> Labelled | DataLoader:
 
 def batch_count(data: Labelled | DataLoader, batch_size: int) -> int:
     """Number of minibatches in an epoch."""
-    return len(data) if isinstance(data, DataLoader) else len(batch_sizes(len(data.x), batch_size))
+    n = size(data)
+    return len(data) if isinstance(data, DataLoader) else len(batch_sizes(n, batch_size))
 
 
 def batch_sizes(n: int, batch_size: int) -> list[int]:
@@ -127,9 +136,9 @@ def pairs_of(loader: DataLoader, name: str) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
-    # a generator of its own: a loader without one draws a seed from the global generator
-    batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024, generator=torch.Generator())
-    pairs = list(pairs_of(batches, name))
+    batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
+    with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one
+        pairs = list(pairs_of(batches, name))
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
 
 

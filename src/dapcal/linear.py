@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dapcal.gaussians import DiagonalGaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments, Profile, aware_groups, from_jacobian, joined, make_pieces, need_prior
-from dapcal.networks import MEMORY, Layout, as_tensor, checked_outputs, parameter_name
+from dapcal.networks import (
+    MEMORY,
+    Layout,
+    as_tensor,
+    backward_in_evaluation,
+    checked_outputs,
+    parameter_name,
+    vectorising,
+)
 from dapcal.prior import Prior
 from dapcal.projectors import LayerFeatures
 
@@ -160,7 +167,7 @@ def pulled_back(
         back = vjp(lambda vector: forward(vector, one), center)[1]
         return vmap(lambda column: back(column)[0])(root.T)
 
-    with torch.inference_mode(False), sdpa_kernel(SDPBackend.MATH):  # the one form of attention that `vmap` knows
+    with torch.inference_mode(False), vectorising(), backward_in_evaluation(model):
         center, x, roots = tracked(center), tracked(x), tracked(roots)
         shared = {name: tracked(tensor) for name, tensor in shared.items()}
         try:

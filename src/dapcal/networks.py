@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import warnings
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MEMORY = 2**28  # bytes of activations that one step may take, about
 
@@ -46,16 +51,28 @@ def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
 
 def frozen_copy(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode that no later training of `model` touches."""
+    _check_batch_norm(model)
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Copies of the parameters that are learnt, and of all else (frozen parameters, buffers), by name."""
+    _check_batch_norm(model)
     learnt = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     if not learnt:
         raise ValueError("Expected a model with parameters that require a gradient, got none; unfreeze some")
     rest = [*model.named_parameters(), *model.named_buffers()]
     return learnt, {n: t.detach().clone() for n, t in rest if n not in learnt}
+
+
+def _check_batch_norm(model: nn.Module) -> None:
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    batchwise = [n for n, m in layers.items() if m.running_mean is None]
+    if batchwise:
+        raise ValueError(
+            f"Expected batch norm with running statistics, but {batchwise} use those of the batch: a prediction would "
+            "depend on the inputs beside it; use track_running_stats=True, nn.GroupNorm or nn.LayerNorm"
+        )
 
 
 def evaluate(
@@ -86,7 +103,8 @@ def evaluate(
 
     def all_at_once(batch: Tensor) -> Tensor:
         chunk = max(1, MEMORY // (max(1, len(batch) * widest) * 4 * 4))
-        return vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), batch)
+        with vectorising():
+            return vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), batch)
 
     def one_by_one(batch: Tensor) -> Tensor:
         return torch.stack([forward({n: d[s] for n, d in draws.items()}, batch) for s in range(count)])
@@ -96,7 +114,7 @@ def evaluate(
         if chain is not None:
             batch_size = max(1, min(batch_size, MEMORY // (count * widest * 4 * 4)))
             run: Callable[[Tensor], Tensor] = partial(_run_chain, chain, draws, shared)
-        elif _is_matrix_network(model) and _vectorises(forward, draws, x[:1].to(device)):
+        elif vectorises(model, forward, draws, x[:1].to(device)):
             run = all_at_once
         else:
             run = one_by_one
@@ -165,7 +183,7 @@ def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Ten
         for name, module in modules.items()
     ]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), unfused():
             network(x.to(next(network.parameters()).device))
     finally:
         for handle in handles:
@@ -173,9 +191,47 @@ def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Ten
     return order
 
 
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Transformer layers in evaluation mode may run as one kernel, which calls no hooks inside."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def backward_in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers on a GPU: cuDNN refuses their gradients in evaluation mode, torch's own kernels do not."""
+    recurrent = not model.training and any(isinstance(m, nn.RNNBase) for m in model.modules())
+    with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
+        yield
+
+
+def own_layers(
+    network: nn.Module, layers: Mapping[str, nn.Module], random: Container[str], x: Tensor
+) -> dict[str, nn.Module]:
+    """Those of some layers whose parameters are random and their own (not tied), and which run once on x."""
+    runs = Counter(execution_order(network, layers, x))
+    uses = Counter(id(p) for m in network.modules() for p in m.parameters(recurse=False))
+    return {
+        name: layer
+        for name, layer in layers.items()
+        if runs[name] == 1
+        and all(uses[id(p)] == 1 and parameter_name(name, n) in random for n, p in layer.named_parameters())
+    }
+
+
 def parameter_name(module: str, parameter: str) -> str:
     """The name in a network of a parameter of one of its modules; a network that is the module itself is ``""``."""
     return f"{module}.{parameter}" if module else parameter
+
+
+def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """What a layer was called with first, by position or by name."""
+    return args[0] if args else next(iter(kwargs.values()))
 
 
 def as_tensor(output: object) -> Tensor:
@@ -209,17 +265,39 @@ def checked_outputs(output: object, n: int) -> Tensor:
 
 
 def one_column(outputs: Tensor) -> Tensor:
-    """A model that returns (N,) has one output, (N, 1)."""
-    return outputs[:, None] if outputs.ndim == 1 else outputs
+    """A model that returns (N,) has one output, (N, 1); other shapes than (N, C) are refused."""
+    outputs = outputs[:, None] if outputs.ndim == 1 else outputs
+    if outputs.ndim != 2:
+        raise ValueError(
+            f"Expected the model to return (N, C) for N inputs, got {tuple(outputs.shape)}; add a final layer that "
+            "flattens"
+        )
+    return outputs
 
 
-def _vectorises(forward: Callable[[dict[str, Tensor], Tensor], Tensor], draws: Mapping[str, Tensor], x: Tensor) -> bool:
-    """Whether `vmap` can run the model: control flow that looks at activations stops it."""
+def vectorises(
+    model: nn.Module, forward: Callable[[dict[str, Tensor], Tensor], Tensor], draws: Mapping[str, Tensor], x: Tensor
+) -> bool:
+    """Whether `vmap` should run all draws at once: a network of matrix products, which it can run.
+
+    Control flow that looks at activations stops `vmap`.
+    """
+    if not _is_matrix_network(model):
+        return False
     try:
-        vmap(forward, in_dims=(0, None))({n: d[:1] for n, d in draws.items()}, x)
+        with vectorising(), torch.no_grad():
+            vmap(forward, in_dims=(0, None))({n: d[:1] for n, d in draws.items()}, x)
     except RuntimeError:
         return False
     return True
+
+
+@contextmanager
+def vectorising() -> Iterator[None]:
+    """Around `vmap`: attention in the one form that it knows, and no remark on kernels that it runs one by one."""
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 _MATRIX_LAYERS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from dapcal.networks import execution_order
+from dapcal.networks import execution_order, first_input, unfused
 from dapcal.types import Posterior, Projector
 
 
@@ -66,7 +66,7 @@ class Features:
 
     Args:
         layer: the layer's name; by default the last linear layer (with distance-aware parameters, where the prior
-            is restricted to some).
+            is restricted to some), and without one the last convolution, whose input is averaged over places.
         unit: divide each feature vector by its length.
     """
 
@@ -81,51 +81,79 @@ class Features:
                 "This posterior has no network to take features from; pass a projector (any callable), or "
                 "measure distances between inputs with dapcal.projectors.Identity()"
             )
-        layer = self.layer if self.layer is not None else last_linear(network, train[:1], posterior)
+        layer, pool = feature_layer(network, train[:1], posterior) if self.layer is None else (self.layer, False)
         if layer not in dict(network.named_modules()):
-            names = [n for n, m in network.named_modules() if n and not any(True for _ in m.children())]
-            raise ValueError(f"The network has no layer `{layer}`; its layers are {names}")
-        return LayerFeatures(network, layer, self.unit)
+            raise ValueError(f"The network has no layer `{layer}`; its layers are {_names(network)}")
+        return LayerFeatures(network, layer, self.unit, pool)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerFeatures:
-    """What enters `layer` of a network in evaluation mode, flattened."""
+    """What enters `layer` of a network in evaluation mode, flattened, or `pool`ed: (N, C, ...) averaged to (N, C)."""
 
     network: nn.Module
     layer: str
     unit: bool = False
+    pool: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """Features (N, P)."""
         seen: list[Tensor] = []
         layer = self.network.get_submodule(self.layer)
-        handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        handle = layer.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(first_input(args, kwargs)), with_kwargs=True
+        )
         try:
-            self.network(x.to(next(self.network.parameters()).device))
+            with unfused():
+                self.network(x.to(next(self.network.parameters()).device))
         finally:
             handle.remove()
         if len(seen) != 1:
             raise ValueError(
                 f"Expected layer `{self.layer}` to run once in a forward pass, it ran {len(seen)} times; name another"
             )
-        z = seen[0].flatten(1)
+        z = seen[0].flatten(2).mean(2) if self.pool else seen[0].flatten(1)
         return nn.functional.normalize(z) if self.unit else z
 
 
 def last_linear(network: nn.Module, x: Tensor, posterior: Posterior | None = None) -> str:
     """Name of the linear layer that runs last, among those with distance-aware parameters."""
-    linear = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
+    found = _last(network, x, posterior, (nn.Linear,))
+    if found is None:
+        raise ValueError(f"Found no nn.Linear layer that runs; the layers are {_names(network)}")
+    return found
+
+
+def feature_layer(network: nn.Module, x: Tensor, posterior: Posterior | None = None) -> tuple[str, bool]:
+    """Name of the layer whose input serves as features, and whether that is averaged over places.
+
+    The linear layer that runs last. A network without one ends in a convolution and an average over places: what
+    enters the last convolution, averaged, is then what a linear layer after the average would see.
+    """
+    linear = _last(network, x, posterior, (nn.Linear,))
+    if linear is not None:
+        return linear, False
+    convolution = _last(network, x, posterior, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    if convolution is None:
+        raise ValueError(
+            "Found no linear or convolutional layer whose input could serve as features; name a layer with "
+            f"Features(layer=...), one of {_names(network)}"
+        )
+    return convolution, True
+
+
+def _last(network: nn.Module, x: Tensor, posterior: Posterior | None, kinds: tuple[type[nn.Module], ...]) -> str | None:
+    layers = {n: m for n, m in network.named_modules() if isinstance(m, kinds)}
     aware = _aware_names(posterior)
     if aware is not None:
-        linear = {n: m for n, m in linear.items() if f"{n}.weight" in aware} or linear
-    order = execution_order(network, linear, x)
-    if not order:
-        raise ValueError(
-            "Found no nn.Linear layer whose input could serve as features; name a layer with "
-            f"Features(layer=...), one of {[n for n, _ in network.named_modules() if n]}"
-        )
-    return order[-1]
+        layers = {n: m for n, m in layers.items() if f"{n}.weight" in aware} or layers
+    order = execution_order(network, layers, x)
+    return order[-1] if order else None
+
+
+def _names(network: nn.Module) -> list[str]:
+    """Of the layers that hold no others."""
+    return [n for n, m in network.named_modules() if n and not any(True for _ in m.children())]
 
 
 def _aware_names(posterior: Posterior | None) -> set[str] | None:

@@ -74,6 +74,14 @@ def search(
     }
     first, last = float(grid[0]), float(grid[-1])
     best = _best(tried, limit)
+    factor = unit * span[0]
+    while best is None and (factor := factor / 100) > unit * span[0] ** 3:  # spread so wide that little is too much
+        smaller = scale.inverse(torch.tensor(factor, dtype=torch.float64))
+        if not smaller.isfinite():
+            break
+        first = float(smaller)
+        tried[first] = evaluate(float(scale(smaller)))
+        best = _best(tried, limit)
     if best is None:
         raise ValueError(
             f"No φ keeps the held-out NLL within {guard} nats of its uncalibrated value {base.nll:.4g} (the smallest "

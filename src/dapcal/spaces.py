@@ -22,7 +22,7 @@ from dapcal.ensembles import base_on
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.networks import execution_order
 from dapcal.ood_inputs import FEWEST
-from dapcal.projectors import Features, Identity, last_linear
+from dapcal.projectors import Features, Identity, LayerFeatures, feature_layer
 from dapcal.types import DapcalWarning, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
@@ -71,6 +71,11 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
     notes = []
     for space in candidates:
         fitted = Space(space.projector, space.metric, None, space.name).fit(train, held_out.x, posterior)
+        if isinstance(fitted.projector, LayerFeatures) and fitted.projector.pool:
+            notes.append(
+                f"features: what enters the convolution `{fitted.projector.layer}`, averaged over places (the network "
+                "has no linear layer)"
+            )
         raw = fitted.raw(held_out.x)
         own = _errors_predicted(raw, hardness, isinstance(posterior.likelihood, ClassLikelihood))
         inside = raw[:_PROBES]
@@ -139,12 +144,12 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
     spaces = []
     if posterior.network is not None:
         try:
-            layer = last_linear(posterior.network, train[:1], posterior)
-        except ValueError:  # no linear layer: inputs alone
+            layer, _ = feature_layer(posterior.network, train[:1], posterior)
+        except ValueError:  # no layer that would do: inputs alone
             layer = None
         first = layer is not None and _runs_first(posterior.network, layer, train[:1])
         if layer is not None and not first:  # what enters the first layer are the inputs
-            spaces.append(Space(Features(layer), radius=radius, name="features"))
+            spaces.append(Space(Features(), radius=radius, name="features"))
     if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point()):
         spaces.append(Space(Identity(), radius=radius, name="inputs"))
     return spaces

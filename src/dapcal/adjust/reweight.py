@@ -172,9 +172,9 @@ class Reweight:
             if self.smooth:
                 log_weights = pareto_smooth(log_weights)[0]
             importance, total = log_weights, torch.logsumexp(log_weights, 0)
-            # log_softmax: far away both logs are huge, and their difference would lose all digits
-            if self.normalise:
-                log_weights = log_weights.log_softmax(0)
+            if self.normalise:  # log Z cancels: far away it is so large that it would cost the weights their digits
+                log_weights = base.log_weights + log_ratio(posterior, distance)
+                log_weights = (pareto_smooth(log_weights)[0] if self.smooth else log_weights).log_softmax(0)
             if not self.complete:
                 return base._replace(log_weights=log_weights, importance=importance)
             missing = -torch.expm1(total.clamp_max(0))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,15 @@ from torch.utils.data import DataLoader
 from dapcal.data import Labelled, pairs_of
 from dapcal.likelihoods import Likelihood
 from dapcal.linear import LastLayer, center_outputs, layer_index, pulled_back, tracked
-from dapcal.networks import MEMORY, Layout, checked_outputs, execution_order, parameter_name
+from dapcal.networks import (
+    MEMORY,
+    Layout,
+    backward_in_evaluation,
+    checked_outputs,
+    first_input,
+    own_layers,
+    parameter_name,
+)
 from dapcal.posteriors.curvature import Curvature, Diagonal, Factors, Full, Kronecker, Root, factors
 from dapcal.prior import Prior
 
@@ -49,6 +56,18 @@ def batches(data: Labelled | DataLoader, batch_size: int, device: torch.device) 
         yield tracked(x.to(device)), tracked(y.to(device))
 
 
+LARGEST = 20_000  # parameters of a full covariance: 3 GiB a matrix, of which a few are needed
+
+
+def check_full(parameters: int) -> None:
+    """A full covariance of many parameters is refused before it fills the memory."""
+    if parameters > LARGEST:
+        raise ValueError(
+            f"Expected at most {LARGEST} parameters for a full covariance, got {parameters}; use "
+            "structure=laplace.Kronecker"
+        )
+
+
 # The whole network
 
 
@@ -60,6 +79,7 @@ def diagonal(setting: Setting, data: Labelled | DataLoader, batch_size: int) -> 
 def full(setting: Setting, data: Labelled | DataLoader, batch_size: int) -> Full:
     """Σ (Jᵀ R)(Jᵀ R)ᵀ."""
     size = len(setting.center)
+    check_full(size)
     total = torch.zeros(size, size, dtype=torch.float64, device=setting.center.device)
     for pulled in _pulled(setting, data, batch_size):
         rows = pulled.flatten(0, 1).double()  # float32 sums would swamp the directions that data say little about
@@ -121,16 +141,7 @@ def _only(setting: Setting, names: tuple[str, ...]) -> Setting:
 def _factorable(setting: Setting, x: Tensor) -> dict[str, nn.Module]:
     """Linear and convolutional layers whose parameters are random, their own (not tied), and which run once."""
     candidates = {n: m for n, m in setting.model.named_modules() if _has_factors(m)}
-    runs = Counter(execution_order(setting.model, candidates, x))
-    uses = Counter(id(p) for m in setting.model.modules() for p in m.parameters(recurse=False))
-    return {
-        name: module
-        for name, module in candidates.items()
-        if runs[name] == 1
-        and all(
-            uses[id(p)] == 1 and parameter_name(name, n) in setting.layout.names for n, p in module.named_parameters()
-        )
-    }
+    return own_layers(setting.model, candidates, setting.layout.names, x)
 
 
 def _has_factors(module: nn.Module) -> bool:
@@ -152,8 +163,8 @@ class _Layer:
         self.rows = 0
         self.seen: list[Tensor] = []
 
-    def hook(self, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        self.add_inputs(inputs[0].detach())
+    def hook(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+        self.add_inputs(first_input(args, kwargs).detach())
         self.seen.append(output)
         return output.clone()  # an activation in place would change it
 
@@ -198,10 +209,10 @@ def _columns(module: nn.Module, x: Tensor) -> Tensor:
 
 def _add_batch(setting: Setting, layers: dict[str, _Layer], x: Tensor, y: Tensor) -> None:
     """One forward pass, and a backward pass for each column of the root."""
-    handles = [layer.module.register_forward_hook(layer.hook) for layer in layers.values()]
+    handles = [layer.module.register_forward_hook(layer.hook, with_kwargs=True) for layer in layers.values()]
     state = {n: t.detach().requires_grad_(n in setting.layout.names) for n, t in setting.state.items()}
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), backward_in_evaluation(setting.model):
             outputs = checked_outputs(functional_call(setting.model, state, (x,)), len(x))
     finally:
         for handle in handles:
@@ -230,6 +241,8 @@ def last_layer(
     setting: Setting, linear: LastLayer, structure: type, data: Labelled | DataLoader, batch_size: int
 ) -> Curvature:
     """Σ_n R Rᵀ ⊗ φ φᵀ, from one forward pass without gradients."""
+    if structure is Full:
+        check_full(len(setting.center))
     index = layer_index(setting.layout, linear.layer, linear.bias).to(setting.center.device)
     network = setting.model
     with torch.no_grad():

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import _check_outputs, as_tensor, frozen_copy
+from dapcal.networks import _check_outputs, as_tensor, frozen_copy, unfused
+from dapcal.posteriors.entry import check
 from dapcal.types import DapcalWarning
 
 BATCH = 512  # inputs per forward pass
@@ -39,6 +40,7 @@ def wrap(model: nn.Module, likelihood: Likelihood, *, draws: int = 50, seed: int
         draws: S.
         seed: of the masks.
     """
+    check(model, likelihood)
     if draws < 1 or seed < 0:
         raise ValueError(f"Expected `draws` >= 1 and `seed` >= 0, got {draws} and {seed}")
     rates = {n: float(m.p) for n, m in model.named_modules() if isinstance(m, LAYERS) and m.p > 0}
@@ -100,7 +102,7 @@ class DropoutPosterior:
         device = next((tensor.device for tensor in self.state.values()), x.device)
         layers = {name: self.model.get_submodule(name) for name in self.rates}
         drawn = []
-        with torch.no_grad(), _fused_attention_off():
+        with torch.no_grad(), unfused():
             for draw in range(self.draws):
                 masks, pieces = Masks((self.seed, draw), self.rates), []
                 for batch in x.split(BATCH):
@@ -175,17 +177,6 @@ def draw_mask(
         return kept / (1 - rate), None
     scale = ((1 + rate * ALPHA**2) * (1 - rate)) ** -0.5
     return scale * kept, scale * ALPHA * (kept - 1 + rate)
-
-
-@contextmanager
-def _fused_attention_off() -> Iterator[None]:
-    """Transformer layers in evaluation mode may run as one kernel, which never calls their dropout modules."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _built_in_rate(module: nn.Module) -> float:

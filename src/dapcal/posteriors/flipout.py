@@ -7,15 +7,14 @@ Gradients stay unbiased and vary less than with one Δ for the whole minibatch (
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dapcal.networks import execution_order
+from dapcal.networks import first_input, own_layers, parameter_name, unfused
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -28,26 +27,26 @@ class Flipout:
     Args:
         module: a network in evaluation mode.
         shared: parameters and buffers that are not random.
-        example: inputs for one forward pass, to see which layers run.
+        example: one input for forward passes, to see which layers run, and on what.
     """
 
     def __init__(self, module: nn.Module, shared: Mapping[str, Tensor], example: Tensor) -> None:
         layers = {n: m for n, m in module.named_modules() if type(m) in _LAYERS}
-        runs = Counter(execution_order(module, layers, example))
-        uses = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+        random = {n for n, _ in module.named_parameters() if n not in shared}
         self.module, self.shared = module, shared
-        self.layers = {
-            name: layer
-            for name, layer in layers.items()
-            if runs[name] == 1
-            and all(uses[id(p)] == 1 and _path(name, n) not in shared for n, p in layer.named_parameters())
-        }
-        self.own = {_path(name, n) for name, layer in self.layers.items() for n, _ in layer.named_parameters()}
+        self.layers = own_layers(module, layers, random, example)
+        self.per_input = _batch_first(module, self.layers, example)
+        self.own = {parameter_name(name, n) for name, layer in self.layers.items() for n, _ in layer.named_parameters()}
 
     def __call__(self, mean: Mapping[str, Tensor], noise: Mapping[str, Tensor], x: Tensor) -> Any:
         """The network's output at means plus noise; signs come from torch's global generator."""
         values = {n: m if n in self.own else m + noise[n] for n, m in mean.items()}
-        handles = [layer.register_forward_hook(self._add(name, noise, len(x))) for name, layer in self.layers.items()]
+        handles = [
+            layer.register_forward_hook(
+                self._add(name, noise, len(x) if name in self.per_input else None), with_kwargs=True
+            )
+            for name, layer in self.layers.items()
+        ]
         try:
             return functional_call(self.module, {**self.shared, **values}, (x,))
         finally:
@@ -55,11 +54,11 @@ class Flipout:
                 handle.remove()
 
     @staticmethod
-    def _add(name: str, noise: Mapping[str, Tensor], count: int) -> Any:
-        weight, bias = noise[_path(name, "weight")], noise.get(_path(name, "bias"))
+    def _add(name: str, noise: Mapping[str, Tensor], count: int | None) -> Any:
+        weight, bias = noise[parameter_name(name, "weight")], noise.get(parameter_name(name, "bias"))
 
-        def hook(layer: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-            (x,) = inputs
+        def hook(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            x = first_input(args, kwargs)
             signs = _signs if len(x) == count else _no_signs  # rows of one input (tokens side by side) share its noise
             if isinstance(layer, nn.Linear):
                 before, after = (len(x), *[1] * (x.ndim - 2), x.shape[-1]), (len(x), *[1] * (x.ndim - 2), len(weight))
@@ -72,8 +71,21 @@ class Flipout:
         return hook
 
 
-def _path(layer: str, parameter: str) -> str:
-    return f"{layer}.{parameter}" if layer else parameter  # the model itself may be a layer
+def _batch_first(module: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> set[str]:
+    """Layers whose first dimension is the batch: noise that varied over time steps would be no draw of the weights."""
+    rows: dict[str, int] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda _layer, args, kwargs: rows.update({name: len(first_input(args, kwargs))})
+
+    handles = [layer.register_forward_pre_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
+    try:
+        with torch.no_grad(), unfused():
+            module(example.to(next(module.parameters()).device))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name for name, count in rows.items() if count == len(example)}
 
 
 def _signs(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -12,7 +12,16 @@ from torch.func import functional_call
 
 from dapcal.data import Data, gather
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import _check_outputs, as_tensor, frozen_copy, layout_of, one_column, split_state
+from dapcal.networks import (
+    _check_outputs,
+    as_tensor,
+    backward_in_evaluation,
+    frozen_copy,
+    layout_of,
+    one_column,
+    split_state,
+)
+from dapcal.posteriors.entry import check
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 from dapcal.types import DapcalWarning
@@ -73,6 +82,7 @@ def fit(
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
         progress: called after every iteration with the number done and the total, over all chains.
     """
+    check(model, likelihood)
     _check_options(draws, warm_up, chains, max_tree_depth, target_accept, thin)
     nuts, validation = _pyro()
     x, y, _ = gather(train, "train")
@@ -85,7 +95,8 @@ def fit(
     x = x.to(start.device)
 
     def forward(vector: Tensor) -> Tensor:
-        return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
+        with backward_in_evaluation(module):
+            return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
 
     with torch.no_grad():
         targets = likelihood.check(_check_outputs(forward(start)[None], len(x))[0], y.to(start.device))

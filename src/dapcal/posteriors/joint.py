@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import Layout, as_tensor, layout_of, one_column, split_state
+from dapcal.networks import Layout, as_tensor, backward_in_evaluation, layout_of, one_column, split_state
+from dapcal.posteriors.entry import check
 from dapcal.posteriors.training import Training
 from dapcal.prior import Aware, Prior, make_prior
 
@@ -73,7 +74,8 @@ class Joint:
         try:
             return self._nll(x, y, self.likelihood)
         finally:
-            self.module.train(mode)
+            if mode:
+                training_mode(self.module)
 
     @cached_property
     def _scales(self) -> list[Tensor]:
@@ -82,7 +84,7 @@ class Joint:
 
     def _nll(self, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
         first = next(self.module.parameters())
-        with self.training.autocast(first.device):
+        with self.training.autocast(first.device), backward_in_evaluation(self.module):
             outputs = one_column(as_tensor(self.module(x.to(first.device)))).to(first.dtype)
         targets = likelihood.check(outputs, y.to(first.device))
         return -likelihood.log_likelihood(outputs, targets).mean()
@@ -97,15 +99,26 @@ def log_joint(
     training: Training,
 ) -> Joint:
     """The log joint of a copy of the model, from its present weights."""
-    module = copy.deepcopy(model).train()
+    check(model, likelihood)
+    module = training_mode(copy.deepcopy(model))
     layout = layout_of(split_state(module)[0])
     device = next(p for p in module.parameters() if p.requires_grad).device
     return Joint(
         module=module,
         given=likelihood,
-        free={n: t.to(device).requires_grad_() for n, t in likelihood.free().items()},
+        free={n: t.detach().clone().to(device).requires_grad_() for n, t in likelihood.free().items()},
         layout=layout,
         prior=make_prior(layout.sizes, prior_scale, aware, device),
         count=count,
         training=training,
     )
+
+
+def training_mode(module: nn.Module) -> nn.Module:
+    """Training mode, but for batch norm whose parameters are all frozen: it keeps its statistics too."""
+    module.train()
+    for layer in module.modules():
+        own = list(layer.parameters(recurse=False))
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and own and not any(p.requires_grad for p in own):
+            layer.eval()
+    return module

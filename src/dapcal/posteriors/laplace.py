@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from dapcal.ensembles import base_of
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.linear import LastLayer, Linear, Linearised
-from dapcal.networks import checked_outputs, frozen_copy, layout_of, parameter_name, split_state
+from dapcal.networks import checked_outputs, first_input, frozen_copy, layout_of, parameter_name, split_state
 from dapcal.posteriors import curvature_sums
 from dapcal.posteriors.curvature import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
 from dapcal.posteriors.curvature_sums import Setting
+from dapcal.posteriors.entry import check
 from dapcal.posteriors.gaussian import choose
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
@@ -73,6 +74,7 @@ def fit(
         aware: parameters that a distance may widen.
         batch_size: where `train` is no DataLoader.
     """
+    check(model, likelihood)
     _check_finite(model)
     random, shared = split_state(model)
     sums: dict[type, Callable[..., Curvature]] = {
@@ -117,7 +119,7 @@ def last_layer(
         model: the trained network.
         likelihood: p(y | outputs), with its learnt noise level.
         train: what it was trained on: (inputs, targets), a Dataset or a DataLoader.
-        layer: its name; by default the linear layer that runs last.
+        layer: its name; by default the linear layer that runs last (a convolution is none; use `fit`).
         structure: `Full`, `Kronecker` or `Diagonal`, of the covariance.
         curvature: `ggn` or `empirical_fisher`.
         prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`.
@@ -128,6 +130,7 @@ def last_layer(
     """
     if structure not in (Diagonal, Kronecker, Full):
         raise TypeError(f"Expected `structure` as laplace.Diagonal, laplace.Kronecker or laplace.Full, got {structure}")
+    check(model, likelihood)
     _check_finite(model)
     data = in_memory(train, "train")
     network = frozen_copy(model)
@@ -306,8 +309,8 @@ def _approximate(
 
 
 def _check_finite(model: nn.Module) -> None:
-    state = [*model.named_parameters(), *model.named_buffers()]
-    odd = [name for name, tensor in state if not tensor.detach().isfinite().all()]
+    odd = [name for name, tensor in model.named_parameters() if not tensor.detach().isfinite().all()]
+    odd += [name for name, tensor in model.named_buffers() if tensor.isnan().any()]  # an attention mask may hold −inf
     if odd:
         raise ValueError(f"Expected a network with finite weights, got NaN or inf in {odd[:4]}; train it again")
 
@@ -325,13 +328,13 @@ def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
         )
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def probe(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def probe(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
         """Values of both signs in place of the layer's own, which must come out as they are."""
         values = torch.linspace(-1e3, 1e3, output.numel(), dtype=output.dtype, device=output.device).view_as(output)
-        seen.append((inputs[0].clone(), output, values))
+        seen.append((first_input(args, kwargs).clone(), output, values))
         return values.clone()
 
-    handle = layer.register_forward_hook(probe)
+    handle = layer.register_forward_hook(probe, with_kwargs=True)
     try:
         with torch.no_grad():
             outputs = checked_outputs(network(x.to(layer.weight.device)), len(x))

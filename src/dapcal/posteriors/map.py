@@ -11,6 +11,7 @@ from torch import nn
 from dapcal.data import Data, in_memory, size
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, layout_of, split_state
+from dapcal.posteriors import checkpoints
 from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, minimise
@@ -51,9 +52,11 @@ def fit(
         training=training,
         generator=torch.Generator().manual_seed(seed),
         method="MAP",
-        settings={"prior_scale": prior_scale, "likelihood": likelihood},
+        settings={
+            "model": checkpoints.of_model(model, start=False), "prior_scale": prior_scale, "likelihood": likelihood,
+        },
         held_out_nll=joint.held_out_nll,
-    )
+    )  # fmt: skip
     return point(joint.module, joint.likelihood, prior_scale=prior_scale, aware=aware)
 
 

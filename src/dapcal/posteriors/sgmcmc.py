@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dapcal.data import Data, batch_count, in_memory, size
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, split_state
+from dapcal.posteriors import checkpoints
 from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, run
@@ -219,11 +220,6 @@ def _sample(
         counter.add_(1)
         return loss.detach()
 
-    def held_out_nll(x: Tensor, y: Tensor) -> Tensor:
-        value = joint.held_out_nll(x, y)
-        joint.module.eval()
-        return value
-
     run(
         step,
         {
@@ -235,8 +231,10 @@ def _sample(
         training=training,
         generator=torch.Generator().manual_seed(seed),
         method="SGLD" if plan.friction is None else "SGHMC",
-        settings={"prior_scale": prior_scale, "likelihood": likelihood, "plan": plan},
-        held_out_nll=held_out_nll,
+        settings={
+            "model": checkpoints.of_model(model), "prior_scale": prior_scale, "likelihood": likelihood, "plan": plan,
+        },
+        held_out_nll=joint.held_out_nll,
     )  # fmt: skip
     return NetworkPosterior(
         model=frozen_copy(joint.module),

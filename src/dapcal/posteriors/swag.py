@@ -18,6 +18,7 @@ from dapcal.data import Data, Labelled, batch_count, in_memory, shuffled, size
 from dapcal.gaussians.low_rank import LowRankGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import Layout, frozen_copy, split_state
+from dapcal.posteriors import checkpoints
 from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, constant, minimise
@@ -105,7 +106,8 @@ def fit(
         generator=generator,
         method="SWAG",
         settings={
-            "prior_scale": prior_scale, "likelihood": likelihood, "rank": rank, "start": start, "per_epoch": per_epoch,
+            "model": checkpoints.of_model(model), "prior_scale": prior_scale, "likelihood": likelihood, "rank": rank,
+            "start": start, "per_epoch": per_epoch,
         },
         held_out_nll=joint.held_out_nll,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from dapcal.data import Data, Labelled, batch_count, in_memory, shuffled, size
+from dapcal.data import Data, Labelled, batch_count, in_memory, pairs_of, shuffled, size
 from dapcal.posteriors import checkpoints
 from dapcal.progress import Bar
 
@@ -152,10 +152,8 @@ def minimise(
         settings: of the method; a checkpoint of other settings is refused.
         held_out_nll: mean negative log-likelihood of a minibatch.
     """
-    optimiser = training.optimiser(parameters, training.learning_rate)
-    schedule = training.schedule(optimiser, training.epochs * batch_count(train, training.batch_size))
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise TypeError("ReduceLROnPlateau does not step after every minibatch; use another schedule, or `patience`")
+    optimiser = training.optimiser(parameters, float(training.learning_rate))
+    schedule = schedule_of(training, optimiser, train)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         value = loss(x, y)
@@ -177,6 +175,14 @@ def minimise(
         settings=settings,
         held_out_nll=held_out_nll,
     )
+
+
+def schedule_of(training: Training, optimiser: Optimizer, train: Labelled | DataLoader) -> LRScheduler:
+    """The schedule of a run; it steps after every minibatch."""
+    schedule = training.schedule(optimiser, int(training.epochs) * batch_count(train, training.batch_size))
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError("ReduceLROnPlateau does not step after every minibatch; use another schedule, or `patience`")
+    return schedule
 
 
 def run(
@@ -210,7 +216,9 @@ def run(
     with _own_randomness(device, generator):
         at = _Run(tensors, state, train, generator)
         saved = None if training.checkpoint is None else Path(training.checkpoint)
-        marks = _marks(method, settings, training, train, tensors, state, generator)
+        marks = _marks(method, settings, training, train, held_out, tensors, state, generator)
+        if saved is not None:
+            checkpoints.check_place(saved)
         if saved is not None and saved.exists():
             at.load_state_dict(checkpoints.read(saved, marks))
         written = time.monotonic()
@@ -265,7 +273,7 @@ class _Run:
     def rest_of_epoch(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The minibatches of this epoch that are still to come."""
         if isinstance(self.train, DataLoader):
-            yield from self.train
+            yield from pairs_of(self.train, "train")
             return
         if self.position == 0:
             self.order = torch.randperm(len(self.train.x), generator=self.generator)
@@ -325,8 +333,11 @@ class _Run:
 
 
 def _mean(value: Step, data: Labelled | DataLoader, batch_size: int) -> float:
-    pairs = (data,) if isinstance(data, DataLoader) else (data.x.split(batch_size), data.y.split(batch_size))
-    batches = pairs[0] if len(pairs) == 1 else zip(*pairs, strict=True)
+    batches: Iterable[tuple[Tensor, Tensor]]
+    if isinstance(data, DataLoader):
+        batches = pairs_of(data, "held_out")
+    else:
+        batches = zip(data.x.split(batch_size), data.y.split(batch_size), strict=True)
     with torch.no_grad():
         parts = [(value(x, y).double() * len(x), len(x)) for x, y in batches]
     return float(sum(total for total, _ in parts) / sum(n for _, n in parts))
@@ -360,16 +371,21 @@ def _marks(
     settings: Mapping[str, Any],
     training: Training,
     train: Labelled | DataLoader,
+    held_out: Labelled | DataLoader | None,
     tensors: Mapping[str, Tensor],
     state: Mapping[str, Stateful],
     generator: torch.Generator,
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on."""
+    """What must be the same for a run to go on; taken before it starts, as text where NumPy may have made a number."""
+    watched = held_out if training.patience is not None else None  # else it is only reported
     return {
-        "method": method, "seed": generator.initial_seed(), "epochs": training.epochs,
-        "learning_rate": training.learning_rate, "batch_size": training.batch_size, "bf16": training.bf16,
-        "patience": training.patience, **{name: repr(value) for name, value in settings.items()},
-        **{name: type(part).__name__ for name, part in state.items()},
-        "number of training inputs": size(train), "training data": checkpoints.digest(train),
-        "parameters": {n: list(t.shape) for n, t in tensors.items()},
+        "method": method, "parameters": {n: list(t.shape) for n, t in tensors.items()},
+        "seed": generator.initial_seed(), "epochs": int(training.epochs),
+        "learning_rate": float(training.learning_rate), "batch_size": int(training.batch_size), "bf16": training.bf16,
+        "patience": None if training.patience is None else int(training.patience),
+        **{name: checkpoints.described(value) for name, value in settings.items()},
+        **{name: type(part).__name__ + checkpoints.described(part.state_dict()) for name, part in state.items()},
+        "number of training inputs": size(train), "number of minibatches": batch_count(train, training.batch_size),
+        "training data": checkpoints.digest(train),
+        "held-out data": "" if watched is None else checkpoints.digest(watched),
     }  # fmt: skip

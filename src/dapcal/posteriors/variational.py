@@ -15,7 +15,19 @@ from torch.utils.data import DataLoader
 from dapcal.data import Data, Labelled, batch_count, in_memory, size
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import as_tensor, evaluate, frozen_copy, layout_of, one_column, split_state
+from dapcal.networks import (
+    as_tensor,
+    backward_in_evaluation,
+    evaluate,
+    frozen_copy,
+    layout_of,
+    one_column,
+    split_state,
+    vectorises,
+    vectorising,
+)
+from dapcal.posteriors import checkpoints
+from dapcal.posteriors.entry import check
 from dapcal.posteriors.flipout import Flipout
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, minimise
@@ -69,6 +81,7 @@ def fit(
             "Expected `kl_weight` and `warm_up` >= 0, `draws` and `samples` >= 1, `initial_scale` > 0, got "
             f"{kl_weight}, {warm_up}, {draws}, {samples}, {initial_scale}"
         )
+    check(model, likelihood)
     training = Training(**options)
     data = in_memory(train, "train")
     module = frozen_copy(model)
@@ -79,7 +92,7 @@ def fit(
     mean = layout.flatten(random).requires_grad_()
     log_scale = torch.full_like(mean, math.log(initial_scale)).requires_grad_()
     sigma0 = prior.sigma0[prior.group].to(mean.dtype)
-    free = {n: t.to(device).requires_grad_() for n, t in likelihood.free().items()}
+    free = {n: t.detach().clone().to(device).requires_grad_() for n, t in likelihood.free().items()}
     generator = torch.Generator().manual_seed(seed)
     count, warm_steps = size(data), warm_up * batch_count(data, training.batch_size)
     step = torch.zeros((), dtype=torch.long)
@@ -88,14 +101,24 @@ def fit(
     def forward(vector: Tensor, x: Tensor) -> Tensor:
         return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
 
+    together = samples > 1 and vectorises(
+        module,
+        lambda own, x: as_tensor(functional_call(module, {**shared, **own}, (x,))),
+        layout.unflatten(mean.detach()[None]),
+        _example(data).to(device),
+    )
+
     def outputs_of(x: Tensor) -> Tensor:
         noise = torch.randn(samples, len(mean), dtype=mean.dtype, device=device) * log_scale.exp()
-        with training.autocast(device):
+        with training.autocast(device), backward_in_evaluation(module):
             if flipped is not None:
                 own = layout.unflatten(mean)
                 return torch.stack([one_column(as_tensor(flipped(own, layout.unflatten(n), x))) for n in noise])
             theta = mean + noise  # (samples, P)
-            return forward(theta[0], x)[None] if samples == 1 else vmap(forward, (0, None))(theta, x)
+            if not together:
+                return torch.stack([forward(vector, x) for vector in theta])
+            with vectorising():
+                return vmap(forward, (0, None))(theta, x)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         outputs = outputs_of(x.to(device)).to(mean.dtype)
@@ -121,7 +144,8 @@ def fit(
         generator=generator,
         method="variational",
         settings={
-            "prior_scale": prior_scale, "likelihood": likelihood, "kl_weight": kl_weight, "warm_up": warm_up,
+            "model": checkpoints.of_model(model), "prior_scale": prior_scale, "likelihood": likelihood,
+            "kl_weight": kl_weight, "warm_up": warm_up,
             "flipout": flipout, "samples": samples, "initial_scale": initial_scale,
         },
         held_out_nll=held_out_nll,

@@ -10,14 +10,25 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.optim import SGD
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from dapcal.data import Data, batch_count, in_memory, size
+from dapcal.data import Data, in_memory, size
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import MEMORY, as_tensor, evaluate, frozen_copy, layout_of, one_column, split_state
+from dapcal.networks import (
+    MEMORY,
+    as_tensor,
+    backward_in_evaluation,
+    evaluate,
+    frozen_copy,
+    layout_of,
+    one_column,
+    split_state,
+    vectorising,
+)
+from dapcal.posteriors import checkpoints
+from dapcal.posteriors.entry import check
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Options, Training, run
+from dapcal.posteriors.training import Options, Training, run, schedule_of
 from dapcal.posteriors.variational import HELD_OUT_DRAWS, divergence, warn_if_collapsed
 from dapcal.prior import Aware, make_prior
 
@@ -86,6 +97,7 @@ def fit(
         )
     if options.get("optimiser") is not None:
         raise ValueError("VOGN takes steps of its own, by natural gradients; leave out `optimiser`")
+    check(model, likelihood)
     defaults: Options = {"learning_rate": 0.1}
     given: Options = {**defaults, **options}
     training = Training(**given)
@@ -110,17 +122,15 @@ def fit(
         return curvature / (1 - (1 - curvature_rate) ** int(counter))
 
     def forward(vector: Tensor, x: Tensor) -> Tensor:
-        with training.autocast(device):
+        with training.autocast(device), backward_in_evaluation(module):
             outputs = functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))
         return one_column(as_tensor(outputs)).to(mean.dtype)
 
     def nll(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return -likelihood.log_likelihood(forward(vector, x[None]), y[None]).sum()
 
-    optimiser = SGD([mean], training.learning_rate)
-    schedule = training.schedule(optimiser, training.epochs * batch_count(data, training.batch_size))
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise TypeError("ReduceLROnPlateau does not step after every minibatch; use another schedule, or `patience`")
+    optimiser = SGD([mean], float(training.learning_rate))
+    schedule = schedule_of(training, optimiser, data)
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -160,7 +170,8 @@ def fit(
         generator=generator,
         method="VOGN",
         settings={
-            "prior_scale": prior_scale, "likelihood": likelihood, "kl_weight": kl_weight, "damping": damping,
+            "model": checkpoints.of_model(model), "prior_scale": prior_scale, "likelihood": likelihood,
+            "kl_weight": kl_weight, "damping": damping,
             "momentum": momentum, "curvature_rate": curvature_rate, "samples": samples, "initial_scale": initial_scale,
         },
         held_out_nll=held_out_nll,
@@ -194,7 +205,8 @@ def gradient_moments(
     """
     each, chunk = grad(loss), max(1, MEMORY // (4 * vector.numel() * vector.element_size()))
     try:
-        return _moments(vmap(each, (None, 0, 0)), vector, x, y, chunk)
+        with vectorising():
+            return _moments(vmap(each, (None, 0, 0)), vector, x, y, chunk)
     except RuntimeError:  # control flow that looks at activations stops vmap
         return _moments(lambda v, a, b: each(v, a[0], b[0])[None], vector, x, y, 1)
 
