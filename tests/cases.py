@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dapcal.adjust import Inflate, Reweight, SelfNormalised, Transport
+from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
+
+
+@dataclass(frozen=True)
+class KnownNoise(Gaussian):
+    """A Gaussian whose noise is not learnt."""
+
+    def free(self) -> dict[str, Tensor]:
+        return {}
+
+    def at(self, free: dict[str, Tensor]) -> KnownNoise:  # noqa: ARG002
+        return self
+
 
 ADJUSTMENTS = {
     "inflate": Inflate(),

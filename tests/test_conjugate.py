@@ -18,25 +18,15 @@ import torch
 from arviz_stats.base import array_stats
 from torch import Tensor, nn
 
+from cases import KnownNoise
 from dapcal.adjust import ClosedForm, Inflate, Reweight, SelfNormalised, Transport
 from dapcal.ensembles import base_of
-from dapcal.likelihoods import Bernoulli, Gaussian
+from dapcal.likelihoods import Bernoulli
 from dapcal.posteriors import hmc, laplace, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
 
 NOISE, SIGMA0, N = 0.5, 1.5, 60
-
-
-@dataclass(frozen=True)
-class KnownNoise(Gaussian):
-    """A Gaussian whose noise is not learnt."""
-
-    def free(self) -> dict[str, Tensor]:
-        return {}
-
-    def at(self, free: dict[str, Tensor]) -> KnownNoise:  # noqa: ARG002
-        return self
 
 
 class Line(NamedTuple):

@@ -49,7 +49,7 @@ def test_members_are_networks_trained_alone(blobs):
     assert outputs.shape == (3, 120, 3)
     for number in range(3):
         alone = map_posterior.fit(
-            made(7 + number), Categorical(), blobs[0], prior_scale=2.0, seed=7 + number, **OPTIONS
+            made(21 + number), Categorical(), blobs[0], prior_scale=2.0, seed=21 + number, **OPTIONS
         )
         torch.testing.assert_close(outputs[number], alone.network(x).detach())
         assert torch.equal(posterior.draws[number], alone.center)

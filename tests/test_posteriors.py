@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, distributions, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
+from cases import KnownNoise
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MeanAndNoise, NoiseHead
 from dapcal.posteriors import gaussian, samples, variational
 from dapcal.posteriors import map as map_posterior
@@ -22,17 +22,6 @@ KINDS = {
     "dataset": TensorDataset,
     "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True),
 }
-
-
-@dataclass(frozen=True)
-class KnownNoise(Gaussian):
-    """A Gaussian whose noise is not learnt."""
-
-    def free(self) -> dict[str, Tensor]:
-        return {}
-
-    def at(self, free: dict[str, Tensor]) -> KnownNoise:  # noqa: ARG002
-        return self
 
 
 class Scalar(nn.Module):

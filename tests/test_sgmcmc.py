@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
+from cases import KnownNoise
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import sgmcmc
@@ -19,17 +19,6 @@ from dapcal.posteriors.training import constant
 
 SAMPLERS = {"sgld": sgmcmc.sgld, "sghmc": sgmcmc.sghmc}
 COPIES = 300  # regressions with the same inputs: independent chains in one network
-
-
-@dataclass(frozen=True)
-class KnownNoise(Gaussian):
-    """A Gaussian whose noise is not learnt."""
-
-    def free(self) -> dict[str, Tensor]:
-        return {}
-
-    def at(self, free: dict[str, Tensor]) -> KnownNoise:  # noqa: ARG002
-        return self
 
 
 def regressions(n: int = 60):

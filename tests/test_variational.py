@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,23 +12,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
-from dapcal.likelihoods import Categorical, Gaussian
+from cases import KnownNoise
+from dapcal.likelihoods import Categorical
 from dapcal.networks import frozen_copy
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
 from dapcal.posteriors.flipout import Flipout
 from dapcal.types import DapcalWarning
-
-
-@dataclass(frozen=True)
-class KnownNoise(Gaussian):
-    """A Gaussian whose noise is not learnt."""
-
-    def free(self) -> dict[str, Tensor]:
-        return {}
-
-    def at(self, free: dict[str, Tensor]) -> KnownNoise:  # noqa: ARG002
-        return self
 
 
 @pytest.fixture(autouse=True)

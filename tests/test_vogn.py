@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,22 +12,12 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
+from cases import KnownNoise
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MeanAndNoise, NoiseHead
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import vogn
 from dapcal.posteriors.training import Epoch, constant
 from dapcal.types import DapcalWarning
-
-
-@dataclass(frozen=True)
-class KnownNoise(Gaussian):
-    """A Gaussian whose noise is not learnt."""
-
-    def free(self) -> dict[str, Tensor]:
-        return {}
-
-    def at(self, free: dict[str, Tensor]) -> KnownNoise:  # noqa: ARG002
-        return self
 
 
 def line(n: int = 60):

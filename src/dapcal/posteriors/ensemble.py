@@ -37,12 +37,12 @@ def fit(
     learnt as its mean. Lakshminarayanan, Pritzel, Blundell (2017), arXiv:1612.01474.
 
     Args:
-        make: returns a new network; called under seed + m for member m.
+        make: returns a new network; called under the seed of its member.
         likelihood: p(y | outputs).
         train: (inputs, targets), a Dataset or a DataLoader.
         members: M.
         prior_scale: σ0, one or by name pattern.
-        seed: member m has seed + m.
+        seed: member m has seed · M + m, so that ensembles of one size with other seeds share no member.
         folder: holds a checkpoint of each member (member-0, member-1, …), from which an interrupted call goes on.
         options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `checkpoint`. A
             function `progress` gets the epochs of one member after the other.
@@ -65,9 +65,8 @@ def fit(
             own["checkpoint"] = Path(folder) / f"member-{number}"
         if options.get("progress") is True:
             own["progress"] = Bar(f"member {number + 1}/{members}")
-        member = map_posterior.fit(
-            _made(make, seed + number), likelihood, source, prior_scale=prior_scale, seed=seed + number, **own
-        )
+        alone = seed * members + number
+        member = map_posterior.fit(_made(make, alone), likelihood, source, prior_scale=prior_scale, seed=alone, **own)
         trained.append((member.network, member.likelihood))
     return of([network for network, _ in trained], pooled([own for _, own in trained]))
 
