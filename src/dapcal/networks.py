@@ -118,7 +118,7 @@ def evaluate(
             run = all_at_once
         else:
             run = one_by_one
-        return torch.cat([_check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
+        return torch.cat([check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
 
 
 _ELEMENTWISE = (
@@ -246,8 +246,9 @@ def as_tensor(output: object) -> Tensor:
     return found
 
 
-def _check_outputs(outputs: Tensor, n: int) -> Tensor:
-    if outputs.ndim == 2:  # a model that returns (N,) has one output
+def check_outputs(outputs: Tensor, n: int) -> Tensor:
+    """Outputs (S, N, C) of S draws at n inputs, finite; a model that returns (N,) has one output."""
+    if outputs.ndim == 2:
         outputs = outputs[..., None]
     if outputs.ndim != 3 or outputs.shape[1] != n:
         raise ValueError(
@@ -261,7 +262,7 @@ def _check_outputs(outputs: Tensor, n: int) -> Tensor:
 
 def checked_outputs(output: object, n: int) -> Tensor:
     """What a model returned for n inputs as finite outputs (n, C)."""
-    return _check_outputs(as_tensor(output)[None], n)[0]
+    return check_outputs(as_tensor(output)[None], n)[0]
 
 
 def one_column(outputs: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import _check_outputs, as_tensor, frozen_copy, unfused
+from dapcal.networks import as_tensor, check_outputs, frozen_copy, unfused
 from dapcal.posteriors.entry import check
 from dapcal.types import DapcalWarning
 
@@ -108,7 +108,7 @@ class DropoutPosterior:
                 for batch in x.split(BATCH):
                     with masks.on(layers, len(batch)):
                         piece = as_tensor(functional_call(self.model, self.state, (batch.to(device),)))
-                    pieces.append(_check_outputs(piece[None], len(batch)))
+                    pieces.append(check_outputs(piece[None], len(batch)))
                 drawn.append(torch.cat(pieces, 1))
         return torch.cat(drawn)
 

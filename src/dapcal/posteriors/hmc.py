@@ -13,9 +13,9 @@ from torch.func import functional_call
 from dapcal.data import Data, gather
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import (
-    _check_outputs,
     as_tensor,
     backward_in_evaluation,
+    check_outputs,
     frozen_copy,
     layout_of,
     one_column,
@@ -99,7 +99,7 @@ def fit(
             return one_column(as_tensor(functional_call(module, {**shared, **layout.unflatten(vector)}, (x,))))
 
     with torch.no_grad():
-        targets = likelihood.check(_check_outputs(forward(start)[None], len(x))[0], y.to(start.device))
+        targets = likelihood.check(check_outputs(forward(start)[None], len(x))[0], y.to(start.device))
 
     def potential(sites: Mapping[str, Tensor]) -> Tensor:
         """U; positions are float64 on the CPU, the network keeps its device and dtype."""

@@ -8,17 +8,14 @@ to (Immer et al. 2021): Inflate and Transport then have closed forms. Or from dr
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dapcal.data import Data, gather, in_memory
-from dapcal.ensembles import base_of
+from dapcal.data import Data, in_memory
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.linear import LastLayer, Linear, Linearised
@@ -29,9 +26,9 @@ from dapcal.posteriors.curvature_sums import Setting
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.gaussian import choose
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.prior_scale import HeldOut, MarginalLikelihood, ScaleChoice
 from dapcal.prior import Aware, make_prior
 from dapcal.projectors import last_linear
-from dapcal.types import DapcalWarning
 
 __all__ = [
     "Diagonal", "Full", "HeldOut", "Kronecker", "MarginalLikelihood", "empirical_fisher", "fit", "ggn", "last_layer",
@@ -146,104 +143,6 @@ def last_layer(
 
     return _approximate(
         model, likelihood, random, shared, curvature, curvature_of, linear, prior_scale, draws, seed, aware
-    )
-
-
-class Candidates(Protocol):
-    """The approximation at any prior scale."""
-
-    def log_evidence(self, sigma0: float) -> float:
-        """Log marginal likelihood, up to a constant."""
-        ...
-
-    def posterior(self, sigma0: float) -> NetworkPosterior:
-        """The posterior."""
-        ...
-
-
-class ScaleChoice(Protocol):
-    """How σ0 is chosen."""
-
-    def __call__(self, candidates: Candidates) -> float:
-        """The chosen σ0."""
-        ...
-
-
-@dataclass(frozen=True)
-class MarginalLikelihood:
-    """The σ0 with the largest log p(y | x) ≈ log p(y | μ) − ½ [log det(H + δ) − log det δ + δ‖μ‖²], δ = 1/σ0²."""
-
-    lowest: float = 1e-3
-    highest: float = 1e3
-
-    def __post_init__(self) -> None:
-        _check_range(self.lowest, self.highest)
-
-    def __call__(self, candidates: Candidates) -> float:
-        """By a bounded search in log σ0, from the best of a grid."""
-        from scipy.optimize import minimize_scalar
-
-        grid = np.linspace(np.log(self.lowest), np.log(self.highest), 61)
-        values = [candidates.log_evidence(float(np.exp(t))) for t in grid]
-        best = int(np.argmax(values))
-        if best in (0, len(grid) - 1):
-            _warn_at_edge(float(np.exp(grid[best])))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found = minimize_scalar(
-            lambda t: -candidates.log_evidence(float(np.exp(t))), bounds=(low, high), method="bounded"
-        )
-        return float(np.exp(found.x))
-
-
-@dataclass(frozen=True, eq=False)
-class HeldOut:
-    """The σ0 with the smallest negative log-likelihood on held-out data.
-
-    Args:
-        data: (inputs, targets), a Dataset or a DataLoader.
-        lowest: smallest candidate.
-        highest: largest candidate.
-        steps: candidates, evenly spaced in log σ0.
-    """
-
-    data: Data
-    lowest: float = 1e-2
-    highest: float = 1e2
-    steps: int = 21
-
-    def __post_init__(self) -> None:
-        _check_range(self.lowest, self.highest)
-        if self.steps < 2:
-            raise ValueError(f"Expected `steps` >= 2, got {self.steps}")
-
-    def __call__(self, candidates: Candidates) -> float:
-        """Try them all."""
-        held_out = gather(self.data, "data")
-
-        def nll(sigma0: float) -> float:
-            posterior = candidates.posterior(sigma0)
-            base = base_of(posterior, held_out.x, posterior.linear is not None)
-            targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
-            return float(-posterior.likelihood.log_prob(base, targets).mean())
-
-        grid = np.geomspace(self.lowest, self.highest, self.steps).tolist()
-        best = min(grid, key=nll)
-        if best in (grid[0], grid[-1]):
-            _warn_at_edge(best)
-        return best
-
-
-def _check_range(lowest: float, highest: float) -> None:
-    if not 0 < lowest < highest < float("inf"):
-        raise ValueError(f"Expected 0 < `lowest` < `highest`, got {lowest} and {highest}")
-
-
-def _warn_at_edge(sigma0: float) -> None:
-    warnings.warn(
-        f"The best prior scale is at the edge of the search, {sigma0:.4g}; widen `lowest` and `highest`, or give "
-        "`prior_scale` as a number",
-        DapcalWarning,
-        stacklevel=5,
     )
 
 

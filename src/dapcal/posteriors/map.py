@@ -14,7 +14,8 @@ from dapcal.networks import frozen_copy, layout_of, split_state
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Options, Training, minimise
+from dapcal.posteriors.runs import minimise
+from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior
 
 

@@ -25,7 +25,8 @@ from dapcal.networks import frozen_copy, split_state
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Options, Training, run
+from dapcal.posteriors.runs import run
+from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware
 
 _REFUSED = {

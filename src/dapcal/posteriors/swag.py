@@ -21,7 +21,8 @@ from dapcal.networks import Layout, frozen_copy, split_state
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.joint import log_joint
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Options, Training, constant, minimise
+from dapcal.posteriors.runs import minimise
+from dapcal.posteriors.training import Options, Training, constant
 from dapcal.prior import Aware
 
 

@@ -30,7 +30,8 @@ from dapcal.posteriors import checkpoints
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.flipout import Flipout
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Options, Training, minimise
+from dapcal.posteriors.runs import minimise
+from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, Prior, make_prior
 from dapcal.types import DapcalWarning
 

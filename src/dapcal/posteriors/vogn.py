@@ -28,7 +28,8 @@ from dapcal.networks import (
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Options, Training, run, schedule_of
+from dapcal.posteriors.runs import run
+from dapcal.posteriors.training import Options, Training, schedule_of
 from dapcal.posteriors.variational import HELD_OUT_DRAWS, divergence, warn_if_collapsed
 from dapcal.prior import Aware, make_prior
 

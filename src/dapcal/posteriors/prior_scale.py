@@ -1,0 +1,112 @@
+"""How a Laplace approximation chooses its prior scale σ0: by marginal likelihood, or on held-out data."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dapcal.data import Data, gather
+from dapcal.ensembles import base_of
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.types import DapcalWarning
+
+
+class Candidates(Protocol):
+    """The approximation at any prior scale."""
+
+    def log_evidence(self, sigma0: float) -> float:
+        """Log marginal likelihood, up to a constant."""
+        ...
+
+    def posterior(self, sigma0: float) -> NetworkPosterior:
+        """The posterior."""
+        ...
+
+
+class ScaleChoice(Protocol):
+    """How σ0 is chosen."""
+
+    def __call__(self, candidates: Candidates) -> float:
+        """The chosen σ0."""
+        ...
+
+
+@dataclass(frozen=True)
+class MarginalLikelihood:
+    """The σ0 with the largest log p(y | x) ≈ log p(y | μ) − ½ [log det(H + δ) − log det δ + δ‖μ‖²], δ = 1/σ0²."""
+
+    lowest: float = 1e-3
+    highest: float = 1e3
+
+    def __post_init__(self) -> None:
+        _check_range(self.lowest, self.highest)
+
+    def __call__(self, candidates: Candidates) -> float:
+        """By a bounded search in log σ0, from the best of a grid."""
+        from scipy.optimize import minimize_scalar
+
+        grid = np.linspace(np.log(self.lowest), np.log(self.highest), 61)
+        values = [candidates.log_evidence(float(np.exp(t))) for t in grid]
+        best = int(np.argmax(values))
+        if best in (0, len(grid) - 1):
+            _warn_at_edge(float(np.exp(grid[best])))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        found = minimize_scalar(
+            lambda t: -candidates.log_evidence(float(np.exp(t))), bounds=(low, high), method="bounded"
+        )
+        return float(np.exp(found.x))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The σ0 with the smallest negative log-likelihood on held-out data.
+
+    Args:
+        data: (inputs, targets), a Dataset or a DataLoader.
+        lowest: smallest candidate.
+        highest: largest candidate.
+        steps: candidates, evenly spaced in log σ0.
+    """
+
+    data: Data
+    lowest: float = 1e-2
+    highest: float = 1e2
+    steps: int = 21
+
+    def __post_init__(self) -> None:
+        _check_range(self.lowest, self.highest)
+        if self.steps < 2:
+            raise ValueError(f"Expected `steps` >= 2, got {self.steps}")
+
+    def __call__(self, candidates: Candidates) -> float:
+        """Try them all."""
+        held_out = gather(self.data, "data")
+
+        def nll(sigma0: float) -> float:
+            posterior = candidates.posterior(sigma0)
+            base = base_of(posterior, held_out.x, posterior.linear is not None)
+            targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
+            return float(-posterior.likelihood.log_prob(base, targets).mean())
+
+        grid = np.geomspace(self.lowest, self.highest, self.steps).tolist()
+        best = min(grid, key=nll)
+        if best in (grid[0], grid[-1]):
+            _warn_at_edge(best)
+        return best
+
+
+def _check_range(lowest: float, highest: float) -> None:
+    if not 0 < lowest < highest < float("inf"):
+        raise ValueError(f"Expected 0 < `lowest` < `highest`, got {lowest} and {highest}")
+
+
+def _warn_at_edge(sigma0: float) -> None:
+    warnings.warn(
+        f"The best prior scale is at the edge of the search, {sigma0:.4g}; widen `lowest` and `highest`, or give "
+        "`prior_scale` as a number",
+        DapcalWarning,
+        stacklevel=5,
+    )
