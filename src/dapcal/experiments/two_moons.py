@@ -33,7 +33,7 @@ from dapcal.projectors import Features
 from dapcal.types import DapcalWarning
 
 POINTS, NOISE, WIDTH, DRAWS = 1000, 0.07, 20, 100
-MAP_EPOCHS, VI_EPOCHS = 100, 2000
+MAP_EPOCHS, VI_EPOCHS, VI_SAMPLES = 100, 2000, 8
 FAR = 2.5  # "away from the data": further than this from every training point
 LOW, HIGH = (-4.5, -4.5), (5.5, 5.0)
 PUBLISHED_PHI = -4.85
@@ -69,7 +69,8 @@ def run(seed: int, progress: Progress) -> Outcome:
             "environment": environment(),
             "settings": {
                 "points": POINTS, "noise": NOISE, "network": f"2-{WIDTH}-{WIDTH}-1 tanh", "draws": DRAWS,
-                "sigma0": 1.0, "kl_weight": 1.0, "map_epochs": MAP_EPOCHS, "vi_epochs": VI_EPOCHS, "far": FAR,
+                "sigma0": 1.0, "kl_weight": 1.0, "map_epochs": MAP_EPOCHS, "vi_epochs": VI_EPOCHS,
+                "vi_samples": VI_SAMPLES, "far": FAR,
             },
             "ours": _measure(ours, held_out, grid, far),
             "paper": _measure(papers, held_out, grid, far) | {"published_phi": PUBLISHED_PHI},
@@ -97,8 +98,8 @@ def _fit(train: tuple[Tensor, Tensor], seed: int, progress: Progress) -> Any:
         progress=epochs_of(progress, "MAP network"),
     )  # fmt: skip
     return variational.fit(
-        point.network, point.likelihood, train, epochs=VI_EPOCHS, learning_rate=1e-2, batch_size=POINTS, samples=2,
-        draws=DRAWS, seed=seed, progress=epochs_of(progress, "variational posterior"),
+        point.network, point.likelihood, train, epochs=VI_EPOCHS, learning_rate=1e-2, batch_size=POINTS,
+        samples=VI_SAMPLES, draws=DRAWS, seed=seed, progress=epochs_of(progress, "variational posterior"),
     )  # fmt: skip
 
 
