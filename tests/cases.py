@@ -36,6 +36,24 @@ ADJUSTMENTS = {
 }
 
 
+class Killed(Exception):
+    pass
+
+
+class Fragile(nn.Module):
+    """A network that dies at its n-th forward pass."""
+
+    def __init__(self, inner: nn.Module, dies_at: int | None = None) -> None:
+        super().__init__()
+        self.inner, self.dies_at, self.passes = inner, dies_at, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes == self.dies_at:
+            raise Killed
+        return self.inner(x)
+
+
 def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
+from cases import Killed
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import ensemble
 from dapcal.posteriors import map as map_posterior
@@ -25,10 +26,6 @@ def made(seed: int, build=make) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
-
-
-class Killed(Exception):
-    pass
 
 
 OPTIONS = {"epochs": 6, "learning_rate": 0.02, "batch_size": 32}

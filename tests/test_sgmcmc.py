@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
-from cases import KnownNoise
+from cases import Fragile, Killed, KnownNoise
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import sgmcmc
@@ -36,24 +36,6 @@ def network(batch_norm: bool = True) -> nn.Module:
         torch.manual_seed(0)
         norm = nn.BatchNorm1d(16) if batch_norm else nn.Identity()
         return nn.Sequential(nn.Linear(2, 16), norm, nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
-
-
-class Killed(Exception):
-    pass
-
-
-class Fragile(nn.Module):
-    """A network that dies at its n-th forward pass."""
-
-    def __init__(self, dies_at: int | None = None) -> None:
-        super().__init__()
-        self.inner, self.dies_at, self.passes = network(), dies_at, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        if self.passes == self.dies_at:
-            raise Killed
-        return self.inner(x)
 
 
 # The stationary distribution
@@ -253,15 +235,15 @@ def test_a_run_killed_in_the_middle_of_a_cycle_goes_on(tmp_path, blobs, name, di
     """8 epochs of 10 minibatches in 2 cycles, checkpoints after every step."""
     options = {"cycles": 2, "draws": 9, "epochs": 8, "batch_size": 15, "checkpoint_seconds": 0}
     fit = SAMPLERS[name]
-    reference = fit(Fragile(), Categorical(), blobs[0], **options)
+    reference = fit(Fragile(network()), Categorical(), blobs[0], **options)
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        fit(Fragile(dies_at), Categorical(), blobs[0], checkpoint=path, **options)
-    model, epochs = Fragile(), []
+        fit(Fragile(network(), dies_at), Categorical(), blobs[0], checkpoint=path, **options)
+    model, epochs = Fragile(network()), []
     resumed = fit(model, Categorical(), blobs[0], checkpoint=path, **options)
     assert torch.equal(resumed.draws, reference.draws)
     assert torch.equal(resumed.center, reference.center)
-    again = fit(Fragile(), Categorical(), blobs[0], checkpoint=path, progress=epochs.append, **options)
+    again = fit(Fragile(network()), Categorical(), blobs[0], checkpoint=path, progress=epochs.append, **options)
     assert torch.equal(again.draws, reference.draws)
     assert epochs == []
 
@@ -271,10 +253,10 @@ def test_a_loader_goes_on_at_the_end_of_an_epoch(tmp_path, blobs):
         loader = DataLoader(TensorDataset(*blobs[0]), batch_size=15, shuffle=True)
         return sgmcmc.sghmc(model, Categorical(), loader, draws=8, epochs=8, checkpoint_seconds=0, **more)
 
-    reference = fit(Fragile())
+    reference = fit(Fragile(network()))
     with pytest.raises(Killed):
-        fit(Fragile(55), checkpoint=tmp_path / "run")
-    assert torch.equal(fit(Fragile(), checkpoint=tmp_path / "run").draws, reference.draws)
+        fit(Fragile(network(), 55), checkpoint=tmp_path / "run")
+    assert torch.equal(fit(Fragile(network()), checkpoint=tmp_path / "run").draws, reference.draws)
 
 
 @pytest.mark.parametrize("change", [{"cycles": 2}, {"temperature": 0.5}, {"exploration": 0.2}, {"friction": 0.2}])

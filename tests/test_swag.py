@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
+from cases import Fragile, Killed
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import swag
@@ -43,10 +44,6 @@ def everything(posterior) -> list[Tensor]:
 
 def same(one, two) -> bool:
     return all(torch.equal(a, b) for a, b in zip(everything(one), everything(two), strict=True))
-
-
-class Killed(Exception):
-    pass
 
 
 # Moments
@@ -225,28 +222,16 @@ def test_a_killed_run_ends_where_an_uninterrupted_one_does(tmp_path, blobs, at_e
     assert epochs == []
 
 
-class Fragile(nn.Module):
-    """A network that dies at its n-th forward pass."""
-
-    def __init__(self, dies_at: int | None = None) -> None:
-        super().__init__()
-        self.inner, self.dies_at, self.passes = network(), dies_at, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        if self.passes == self.dies_at:
-            raise Killed
-        return self.inner(x)
-
-
 @pytest.mark.parametrize("dies_at", [26, 41, 79, 80])
 def test_a_run_killed_within_an_epoch_goes_on(tmp_path, blobs, dies_at):
     """8 epochs of 10 minibatches; iterates after steps 45, 50, …, 80."""
     options = {"epochs": 8, "per_epoch": 2, "rank": 3, "batch_size": 15, "draws": 3, "checkpoint_seconds": 0}
-    reference = swag.fit(Fragile(), Categorical(), blobs[0], **options)
+    reference = swag.fit(Fragile(network()), Categorical(), blobs[0], **options)
     with pytest.raises(Killed):
-        swag.fit(Fragile(dies_at), Categorical(), blobs[0], checkpoint=tmp_path / "run", **options)
-    assert same(swag.fit(Fragile(), Categorical(), blobs[0], checkpoint=tmp_path / "run", **options), reference)
+        swag.fit(Fragile(network(), dies_at), Categorical(), blobs[0], checkpoint=tmp_path / "run", **options)
+    assert same(
+        swag.fit(Fragile(network()), Categorical(), blobs[0], checkpoint=tmp_path / "run", **options), reference
+    )
 
 
 @pytest.mark.parametrize("change", [{"rank": 4}, {"start": 0.25}, {"per_epoch": 2}])

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from cases import Killed
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
@@ -44,10 +45,6 @@ def settings(blobs):
     return {
         "train": blobs[0], "epochs": 12, "batch_size": 16, "learning_rate": 0.01, "held_out": blobs[1], "patience": 6,
     }  # fmt: skip
-
-
-class Killed(Exception):
-    pass
 
 
 # Resuming

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
 
 import dapcal
-from cases import KnownNoise
+from cases import Fragile, Killed, KnownNoise
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MeanAndNoise, NoiseHead
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import vogn
@@ -38,24 +38,6 @@ def small(model: type[nn.Module], *arguments) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return model(*arguments)
-
-
-class Killed(Exception):
-    pass
-
-
-class Fragile(nn.Module):
-    """A network that dies at its n-th forward pass."""
-
-    def __init__(self, dies_at: int | None = None) -> None:
-        super().__init__()
-        self.inner, self.dies_at, self.passes = network(), dies_at, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        if self.passes == self.dies_at:
-            raise Killed
-        return self.inner(x)
 
 
 class Branching(nn.Module):
@@ -265,13 +247,13 @@ def test_a_killed_run_ends_where_an_uninterrupted_one_does(tmp_path, blobs, epoc
         train = DataLoader(TensorDataset(*blobs[0]), batch_size=50, shuffle=True) if loader else blobs[0]
         return vogn.fit(model, Categorical(), train, **options, **more)
 
-    reference = fit(Fragile())
+    reference = fit(Fragile(network()))
     path = tmp_path / "run"
     with pytest.raises(Killed):
-        fit(Fragile(12 * epoch + 7), checkpoint=path)
-    resumed = fit(Fragile(), checkpoint=path)
+        fit(Fragile(network(), 12 * epoch + 7), checkpoint=path)
+    resumed = fit(Fragile(network()), checkpoint=path)
     epochs: list[Epoch] = []
-    again = fit(Fragile(), checkpoint=path, progress=epochs.append)
+    again = fit(Fragile(network()), checkpoint=path, progress=epochs.append)
     assert epochs == []
     for other in (resumed, again):
         assert torch.equal(other.draws, reference.draws)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Unpack
 
@@ -29,14 +28,11 @@ from dapcal.networks import (
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.flipout import Flipout
+from dapcal.posteriors.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.runs import minimise
 from dapcal.posteriors.training import Options, Training
-from dapcal.prior import Aware, Prior, make_prior
-from dapcal.types import DapcalWarning
-
-HELD_OUT_DRAWS = 10  # that the held-out NLL is read from during training
-COLLAPSED = 0.95  # share of parameters at the prior from which on a warning comes
+from dapcal.prior import Aware, make_prior
 
 
 def fit(
@@ -97,6 +93,7 @@ def fit(
     generator = torch.Generator().manual_seed(seed)
     count, warm_steps = size(data), warm_up * batch_count(data, training.batch_size)
     step = torch.zeros((), dtype=torch.long)
+    drawn = fixed_draws(mean, seed)
     flipped = Flipout(module, shared, _example(data)) if flipout else None
 
     def forward(vector: Tensor, x: Tensor) -> Tensor:
@@ -128,13 +125,9 @@ def fit(
         penalty = weight * divergence(mean, log_scale, sigma0) / count
         return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
 
-    fixed = torch.randn(HELD_OUT_DRAWS, len(mean), generator=torch.Generator().manual_seed(seed + 1), dtype=mean.dtype)
-
     def held_out_nll(x: Tensor, y: Tensor) -> Tensor:
-        theta = mean + log_scale.exp() * fixed.to(device)
-        outputs = evaluate(module, layout.unflatten(theta), shared, x)
-        log_p = likelihood.at(_detached(free)).log_likelihood(outputs, likelihood.check(outputs, y.to(device)))
-        return -(torch.logsumexp(log_p, 0) - math.log(len(log_p))).mean()
+        theta = drawn(mean, log_scale.exp())
+        return mixture_nll(evaluate(module, layout.unflatten(theta), shared, x), y, likelihood.at(_detached(free)))
 
     minimise(
         loss,
@@ -163,36 +156,6 @@ def fit(
         gaussian=gaussian,
         prior=prior,
     )
-
-
-def warn_if_collapsed(gaussian: DiagonalGaussian, prior: Prior) -> None:
-    """A warning where almost all parameters are distributed as their prior says: data taught the network nothing."""
-    sigma0 = prior.sigma0[prior.group]
-    log_scale = 0.5 * gaussian.variance.double().log()
-    at_prior = divergences(gaussian.mean.double(), log_scale, sigma0) < 0.01
-    share = float(at_prior.double().mean())
-    if share > COLLAPSED:
-        warnings.warn(
-            f"The posterior collapsed onto the prior: {share:.0%} of the parameters are less than 0.01 nats away from "
-            "it. Use a smaller `kl_weight` (0.1 or 0.01), a `warm_up`, or more data",
-            DapcalWarning,
-            stacklevel=3,
-        )
-
-
-def divergence(mean: Tensor, log_scale: Tensor, sigma0: float | Tensor) -> Tensor:
-    """KL(N(mean, exp(2 log_scale)) ‖ N(0, σ0²)), summed.
-
-    >>> divergence(torch.tensor([0.0]), torch.tensor([0.0]), 1.0).item()
-    0.0
-    """
-    return divergences(mean, log_scale, sigma0).sum()
-
-
-def divergences(mean: Tensor, log_scale: Tensor, sigma0: float | Tensor) -> Tensor:
-    """The same for each parameter."""
-    ratio = 2 * (log_scale - torch.as_tensor(sigma0, dtype=mean.dtype, device=mean.device).log())
-    return 0.5 * (ratio.exp() + (mean / sigma0) ** 2 - 1 - ratio)
 
 
 def _example(data: Labelled | DataLoader) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Unpack
 
@@ -27,10 +26,10 @@ from dapcal.networks import (
 )
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.entry import check
+from dapcal.posteriors.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.runs import run
 from dapcal.posteriors.training import Options, Training, schedule_of
-from dapcal.posteriors.variational import HELD_OUT_DRAWS, divergence, warn_if_collapsed
 from dapcal.prior import Aware, make_prior
 
 
@@ -153,13 +152,11 @@ def fit(
         schedule.step()
         return total
 
-    fixed = torch.randn(HELD_OUT_DRAWS, len(mean), generator=torch.Generator().manual_seed(seed + 1), dtype=mean.dtype)
+    drawn = fixed_draws(mean, seed)
 
     def held_out_nll(x: Tensor, y: Tensor) -> Tensor:
-        theta = mean + fixed.to(device) * scale()
-        outputs = evaluate(module, layout.unflatten(theta), shared, x)
-        log_p = likelihood.log_likelihood(outputs, likelihood.check(outputs, y.to(device)))
-        return -(torch.logsumexp(log_p, 0) - math.log(len(log_p))).mean()
+        theta = drawn(mean, scale())
+        return mixture_nll(evaluate(module, layout.unflatten(theta), shared, x), y, likelihood)
 
     generator = torch.Generator().manual_seed(seed)
     run(

@@ -1,0 +1,16 @@
+"""Likelihoods: what a network's outputs say about targets, for one draw and for weighted draws.
+
+A likelihood of your own subclasses `Likelihood` and gives `conditional`, `log_likelihood` and `check`; the
+predictive mean, variance and density of weighted draws then follow. Override those where a closed form is better. One
+for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; what is no `ClassLikelihood` counts as
+regression.
+"""
+
+from dapcal.likelihoods.base import Interval, Likelihood, Split, expectation, normalised
+from dapcal.likelihoods.classes import Bernoulli, Categorical, ClassLikelihood
+from dapcal.likelihoods.normal import Gaussian, MeanAndNoise, NoiseHead, NormalLikelihood, log_normal
+
+__all__ = [
+    "Bernoulli", "Categorical", "ClassLikelihood", "Gaussian", "Interval", "Likelihood", "MeanAndNoise", "NoiseHead",
+    "NormalLikelihood", "Split", "expectation", "log_normal", "normalised",
+]  # fmt: skip

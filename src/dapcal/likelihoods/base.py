@@ -1,0 +1,144 @@
+"""What every likelihood gives: moments of one draw, and what weighted draws predict."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from dapcal.types import Conditional, Ensemble
+
+
+class Interval(NamedTuple):
+    """Lower and upper ends, (N, K) each."""
+
+    lower: Tensor
+    upper: Tensor
+
+
+class Split(NamedTuple):
+    """A predictive variance and its two parts, shaped as `Likelihood.variance`."""
+
+    total: Tensor
+    epistemic: Tensor
+    aleatoric: Tensor
+
+
+class Likelihood(ABC):
+    """p(y | outputs), with what a weighted ensemble of outputs predicts."""
+
+    @abstractmethod
+    def conditional(self, outputs: Tensor) -> Conditional:
+        """Moments of p(y | θ_s, x_n) from outputs (S, N, C), in float64."""
+
+    @abstractmethod
+    def log_likelihood(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """log p(y_n | θ, x_n) for outputs (..., N, C), differentiable, (..., N)."""
+
+    @abstractmethod
+    def check(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Targets in the shape and dtype that `log_likelihood` wants; an error that says what is wrong."""
+
+    def free(self) -> dict[str, Tensor]:
+        """Unconstrained values that are learnt together with the network."""
+        return {}
+
+    def at(self, free: dict[str, Tensor]) -> Self:
+        """The same likelihood with other learnt values."""
+        return self
+
+    def rescaled(self, factor: float) -> Self:
+        """In-domain calibration: temperature or noise level multiplied by `factor`."""
+        raise TypeError(f"{type(self).__name__} has no in-domain calibration; use temperature=False")
+
+    def location_variance(self, outputs: Tensor) -> Tensor:
+        """V, the draws' variance of the location outputs (what Inflate multiplies), (N, K)."""
+        return self.spread(self.pooled(self.locations(outputs.double()).var(0, correction=0)))
+
+    def locations(self, outputs: Tensor) -> Tensor:
+        """The linear function of the outputs whose variance counts, (..., C) to (..., L)."""
+        return outputs
+
+    def pooled(self, variance: Tensor) -> Tensor:
+        """Variances of the locations (..., L) as the numbers that `spread` takes (..., K)."""
+        return variance
+
+    def spread(self, variance: Tensor) -> Tensor:
+        """A pooled variance in the units of `Ensemble.spread`."""
+        return variance
+
+    def closed_spread(self, variance: Tensor, outputs: int) -> Tensor:
+        """A pooled variance of `outputs` outputs, known in closed form, as `Ensemble.spread`."""
+        return self.spread(variance)
+
+    def curvature_root(self, outputs: Tensor) -> Tensor:
+        """R (N, C, M) with R Rᵀ the Fisher information of p(y | outputs), for outputs (N, C)."""
+        raise TypeError(
+            f"{type(self).__name__} gives no curvature; write `curvature_root`, or use "
+            "curvature=dapcal.posteriors.laplace.empirical_fisher"
+        )
+
+    def stretch(self, outputs: Tensor, k: Tensor) -> Tensor:
+        """Draws pushed away from their mean by k (N,), location outputs only, (S, N, C)."""
+        mean = outputs.mean(0)
+        return torch.where((k == 1)[:, None], outputs, mean + k.to(outputs.dtype)[:, None] * (outputs - mean))
+
+    def mean(self, ensemble: Ensemble) -> Tensor:
+        """Predictive mean E[y], (N, K)."""
+        return expectation(ensemble, ensemble.conditional.mean)
+
+    def variance(self, ensemble: Ensemble) -> Tensor:
+        """Total predictive variance: expected noise plus variance of the mean."""
+        mean = ensemble.conditional.mean
+        location = expectation(ensemble, mean**2) - expectation(ensemble, mean) ** 2
+        # unnormalised weights above 1 can make the difference of moments negative
+        return self.aleatoric(ensemble) + location.clamp_min(0) + ensemble.spread
+
+    def aleatoric(self, ensemble: Ensemble) -> Tensor:
+        """Expected conditional variance E[Var[y | θ]], over normalised weights, shaped as `variance`."""
+        return expectation(normalised(ensemble), ensemble.conditional.variance)
+
+    def split(self, ensemble: Ensemble, base: Ensemble) -> Split:
+        """Distance adds epistemic variance alone: aleatoric is what the base draws say, at most the total."""
+        total = self.variance(ensemble).clamp_min(0)  # unnormalised weights above 1 can make 1 − Σ p² negative
+        aleatoric = torch.minimum(self.aleatoric(base), total)
+        return Split(total, total - aleatoric, aleatoric)
+
+    def entropy(self, ensemble: Ensemble) -> Tensor:
+        """Entropy of the predictive distribution, (N,)."""
+        raise TypeError(f"{type(self).__name__} gives no predictive entropy; use the variance")
+
+    def expected_entropy(self, ensemble: Ensemble) -> Tensor:
+        """E[H[y | θ]] over normalised weights, (N,)."""
+        return expectation(normalised(ensemble), ensemble.conditional.entropy)
+
+    def log_prob(self, ensemble: Ensemble, y: Tensor) -> Tensor:
+        """log density of the predictive distribution at y, (N,)."""
+        return self.log_prob_mixture(ensemble, y)
+
+    def log_prob_mixture(self, ensemble: Ensemble, y: Tensor) -> Tensor:
+        """log Σ_s w_s p(y | θ_s), (N,)."""
+        if ensemble.spread.any():
+            raise TypeError(f"{type(self).__name__} has no density with an analytic spread; use Inflate(drawn=True)")
+        return torch.logsumexp(ensemble.log_weights + self.log_likelihood(ensemble.outputs.double(), y), 0)
+
+    def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
+        """N targets drawn for every input, (n, N, ...)."""
+        raise TypeError(f"{type(self).__name__} does not draw samples")
+
+    def interval(self, ensemble: Ensemble, level: float) -> Interval:
+        """Central interval of the predictive distribution."""
+        raise TypeError(f"{type(self).__name__} has no intervals; classification has `prediction_set`")
+
+
+def expectation(ensemble: Ensemble, values: Tensor) -> Tensor:
+    """Σ_s w_s values_s for values (S, N, ...)."""
+    weights = ensemble.log_weights.exp().to(values.dtype)
+    return torch.einsum("sn,sn...->n...", weights, values)
+
+
+def normalised(ensemble: Ensemble) -> Ensemble:
+    """The same draws with weights that sum to one."""
+    return ensemble._replace(log_weights=ensemble.log_weights.log_softmax(0))
