@@ -12,6 +12,14 @@ from dapcal.posteriors import gaussian
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they give
 
 
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Every test draws from the same global generator, and leaves it as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)

@@ -18,13 +18,6 @@ from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import map as map_posterior
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
 

@@ -18,13 +18,6 @@ from dapcal.types import DapcalWarning
 METRICS = {"nearest": nearest, "5th": partial(nearest, k=5), "hausdorff": hausdorff, "mmd": mmd}
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 @pytest.fixture
 def points(generator):
     return torch.randn(60, 3, generator=generator)

@@ -25,13 +25,6 @@ CHANNELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def mlp(rate: float = 0.3) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(2, 16), nn.ReLU(), nn.Dropout(rate), nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3)

@@ -21,13 +21,6 @@ from dapcal.types import DapcalWarning
 QUICK = {"draws": 6, "warm_up": 19, "max_tree_depth": 4}  # fewer draws than are judged
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 class Tied(nn.Module):
     """One weight used twice, and a buffer."""
 

@@ -20,13 +20,6 @@ from dapcal.types import Conditional, Ensemble
 S, N = 6, 5
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def given(outputs: Tensor, likelihood: Likelihood):
     """The same p(y | outputs) from torch."""
     outputs = outputs.double()

@@ -35,13 +35,6 @@ every_posterior = pytest.mark.parametrize(
 each_structure = pytest.mark.parametrize(("method", "structure"), [(m, s) for m in METHODS for s in STRUCTURES])
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def inputs(n: int, seed: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(n, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 

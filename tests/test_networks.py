@@ -11,13 +11,6 @@ from dapcal import networks
 from dapcal.networks import Layout, evaluate, frozen_copy, layout_of, split_state
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -14,13 +14,6 @@ from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.types import DapcalWarning
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def classes(wrong: int, n: int = 100):
     """Held-out data of which a given number are misclassified, by a varying margin."""
     y = torch.arange(n) % 3

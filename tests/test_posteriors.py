@@ -42,13 +42,6 @@ class Flat(nn.Sequential):
         super().__init__(nn.Linear(2, 1), nn.Flatten(0))
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def network(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)

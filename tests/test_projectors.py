@@ -14,13 +14,6 @@ from dapcal.posteriors import map as map_posterior
 from dapcal.projectors import Features, Identity, RandomFourier, Vae, fitted, last_linear, median_distance, project
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 class HeadFirst(nn.Module):
     """Runs in another order than it is defined in."""
 

@@ -19,13 +19,6 @@ from dapcal.spaces import auroc, informative
 from dapcal.types import DapcalWarning
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 class HeadFirst(nn.Module):
     """Defines its layers in another order than it runs them in."""
 

@@ -21,13 +21,6 @@ from dapcal.posteriors.flipout import Flipout
 from dapcal.types import DapcalWarning
 
 
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
 def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
