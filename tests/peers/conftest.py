@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-
 
 def pytest_configure(config):
     if asked_for(config):  # their warnings are theirs, dapcal's stay errors
@@ -18,10 +15,3 @@ def pytest_ignore_collect(collection_path, config):
 
 def asked_for(config) -> bool:
     return any("peers" in str(argument) for argument in config.invocation_params.args)
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
