@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dapcal.adjust import Inflate, Reweight, SelfNormalised, Transport
+from dapcal.adjust import Inflate, MomentMatched, Reweight, SelfNormalised, Transport
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
 
@@ -31,6 +31,7 @@ ADJUSTMENTS = {
     "normalise": Reweight(normalise=True),
     "complete": Reweight(complete=True),
     "smooth": Reweight(smooth=True),
+    "matched": MomentMatched(normalise=True),
     "transport": Transport(),
     "shift": Transport(shift=True),
 }

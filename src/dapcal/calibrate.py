@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dapcal.adjust import Inflate
+from dapcal.adjust import Inflate, MomentMatched
 from dapcal.adjust.base import is_closed, outputs_with_spread
 from dapcal.adjust.reweight import Reweight
 from dapcal.data import Data, Labelled, check_inputs, gather, split
@@ -30,7 +30,7 @@ from dapcal.ood_inputs import Chosen, Given, HeldOut, Misclassified, OODInputs
 from dapcal.predictive import Prediction
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
-from dapcal.spaces import measure
+from dapcal.spaces import Measured, measure
 from dapcal.types import Adjustment, DapcalWarning, Ensemble, Posterior, Scale
 
 
@@ -40,7 +40,7 @@ def calibrate(
     train: Data,
     held_out: Data,
     ood: Tensor | Data | OODInputs | None = None,
-    distance: Space | Sequence[Space] | None = None,
+    distance: Space | Sequence[Space] | Measured | None = None,
     adjust: Adjustment | None = None,
     loss: Loss | None = None,
     guard: float | None = 0.01,
@@ -59,7 +59,8 @@ def calibrate(
         ood: calibration inputs: a tensor, data with targets, or one of `dapcal.ood_inputs`. By default the
             misclassified held-out inputs (the hardest 30 % in regression, or if fewer than 10 are wrong).
         distance: where distances are measured; several spaces count by the largest. By default features and inputs,
-            each where it is informative, outside the 90 % radius.
+            each where it is informative, outside the 90 % radius. What `dapcal.spaces.informative` has found on the
+            same training inputs serves again, e.g. for another adjustment.
         adjust: how the posterior is adjusted; by default `Inflate()`. `Reweight()` is the paper.
         loss: what φ minimises; by default `Target()`, the paper's.
         guard: nats by which the held-out negative log-likelihood may rise, its standard error included (so few
@@ -197,7 +198,7 @@ class Calibrated:
         base = adjusted(torch.zeros_like(pre_distance))
         distance = self.factor * pre_distance
         ensemble = adjusted(distance)
-        if isinstance(self.adjust, Reweight):
+        if isinstance(self.adjust, Reweight | MomentMatched):
             _warn_if_collapsed(ensemble)
         further = raw_in(self.evidence.further, x)
         score = self.evidence.score(pieces_of(self.posterior.likelihood, base, raw, further))

@@ -40,9 +40,11 @@ class Measured(NamedTuple):
 
 
 def measure(
-    distance: Space | Sequence[Space] | None, posterior: Posterior, train: Tensor, held_out: Labelled
+    distance: Space | Sequence[Space] | Measured | None, posterior: Posterior, train: Tensor, held_out: Labelled
 ) -> Measured:
     """The spaces that were asked for, fitted; by default those that are informative."""
+    if isinstance(distance, Measured):
+        return distance
     if distance is None:
         return informative(posterior, train, held_out)
     several = (distance,) if isinstance(distance, Space) else distance

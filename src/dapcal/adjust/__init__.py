@@ -1,7 +1,8 @@
-"""Three ways to adjust a posterior to a distance: one file each, all a `dapcal.types.Adjustment`."""
+"""Ways to adjust a posterior to a distance: one file each, all a `dapcal.types.Adjustment`."""
 
 from dapcal.adjust.inflate import Inflate
+from dapcal.adjust.matched import MomentMatched
 from dapcal.adjust.reweight import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
 from dapcal.adjust.transport import Transport
 
-__all__ = ["ClosedForm", "Inflate", "PriorMonteCarlo", "Reweight", "SelfNormalised", "Transport"]
+__all__ = ["ClosedForm", "Inflate", "MomentMatched", "PriorMonteCarlo", "Reweight", "SelfNormalised", "Transport"]
