@@ -9,9 +9,19 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from dapcal.data import Labelled, size
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import Layout, as_tensor, backward_in_evaluation, layout_of, one_column, split_state
+from dapcal.networks import (
+    Layout,
+    as_tensor,
+    backward_in_evaluation,
+    frozen_copy,
+    layout_of,
+    one_column,
+    split_state,
+)
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.training import Training
 from dapcal.prior import Aware, Prior, make_prior
@@ -27,7 +37,7 @@ class Joint:
         free: its values that are learnt too (noise level).
         layout: names and shapes of the learnt parameters.
         prior: σ0 and distance factors.
-        count: number of training inputs N.
+        data: the training data; those in memory have their targets as the likelihood wants them.
         training: how it is trained.
     """
 
@@ -36,7 +46,7 @@ class Joint:
     free: dict[str, Tensor]
     layout: Layout
     prior: Prior
-    count: int
+    data: Labelled | DataLoader
     training: Training
 
     @cached_property
@@ -65,35 +75,44 @@ class Joint:
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean over a minibatch; the prior counts 1/N."""
         squares = torch.stack([((p / s) ** 2).sum() for p, s in zip(self.parameters, self._scales, strict=True)])
-        return squares.sum() / (2 * self.count) + self._nll(x, y, self.given.at(self.free))
+        likelihood, outputs = self.given.at(self.free), self._outputs(x)
+        targets = y.to(outputs.device)
+        if isinstance(self.data, DataLoader):
+            targets = likelihood.check(outputs, targets)
+        return squares.sum() / (2 * self.count) - likelihood.log_likelihood(outputs, targets).mean()
 
     def held_out_nll(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean negative log-likelihood, in evaluation mode."""
         mode = self.module.training
         self.module.eval()
         try:
-            return self._nll(x, y, self.likelihood)
+            outputs = self._outputs(x)
+            targets = self.likelihood.check(outputs, y.to(outputs.device))
+            return -self.likelihood.log_likelihood(outputs, targets).mean()
         finally:
             if mode:
                 training_mode(self.module)
+
+    @cached_property
+    def count(self) -> int:
+        """Number of training inputs N."""
+        return size(self.data)
 
     @cached_property
     def _scales(self) -> list[Tensor]:
         sigma0 = self.prior.sigma0[self.prior.group].to(self.parameters[0])
         return list(self.layout.unflatten(sigma0).values())
 
-    def _nll(self, x: Tensor, y: Tensor, likelihood: Likelihood) -> Tensor:
+    def _outputs(self, x: Tensor) -> Tensor:
         first = next(self.module.parameters())
         with self.training.autocast(first.device), backward_in_evaluation(self.module):
-            outputs = one_column(as_tensor(self.module(x.to(first.device)))).to(first.dtype)
-        targets = likelihood.check(outputs, y.to(first.device))
-        return -likelihood.log_likelihood(outputs, targets).mean()
+            return one_column(as_tensor(self.module(x.to(first.device)))).to(first.dtype)
 
 
 def log_joint(
     model: nn.Module,
     likelihood: Likelihood,
-    count: int,
+    data: Labelled | DataLoader,
     prior_scale: float | Mapping[str, float],
     aware: Aware,
     training: Training,
@@ -109,9 +128,22 @@ def log_joint(
         free={n: t.detach().clone().to(device).requires_grad_() for n, t in likelihood.free().items()},
         layout=layout,
         prior=make_prior(layout.sizes, prior_scale, aware, device),
-        count=count,
+        data=with_targets(data, likelihood, frozen_copy(model), training),
         training=training,
     )
+
+
+def with_targets(
+    data: Labelled | DataLoader, likelihood: Likelihood, model: nn.Module, training: Training
+) -> Labelled | DataLoader:
+    """Data in memory with all targets checked at once: a check of every minibatch would make a GPU wait for it."""
+    if isinstance(data, DataLoader):
+        return data
+    device = next(model.parameters()).device
+    with torch.no_grad(), training.autocast(device):
+        one = one_column(as_tensor(model(data.x[:1].to(device))))
+    targets = likelihood.check(one.expand(len(data.x), -1), data.y)
+    return Labelled(data.x, targets.to(data.x.device))
 
 
 def training_mode(module: nn.Module) -> nn.Module:

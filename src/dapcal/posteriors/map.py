@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from dapcal.data import Data, in_memory, size
+from dapcal.data import Data, in_memory
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, layout_of, split_state
 from dapcal.posteriors import checkpoints
@@ -44,12 +44,12 @@ def fit(
     """
     training = Training(**options)
     data = in_memory(train, "train")
-    joint = log_joint(model, likelihood, size(data), prior_scale, aware, training)
+    joint = log_joint(model, likelihood, data, prior_scale, aware, training)
     minimise(
         joint.loss,
         [*joint.parameters, *joint.free.values()],
         joint.tensors,
-        data,
+        joint.data,
         training=training,
         generator=torch.Generator().manual_seed(seed),
         method="MAP",

@@ -19,7 +19,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from dapcal.data import Data, batch_count, in_memory, size
+from dapcal.data import Data, batch_count, in_memory
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, split_state
 from dapcal.posteriors import checkpoints
@@ -192,7 +192,7 @@ def _sample(
     epoch = batch_count(data, training.batch_size)
     steps = training.epochs * epoch
     places, stages = plan.places(steps), plan.stages(steps)
-    joint = log_joint(model, likelihood, size(data), prior_scale, aware, training)
+    joint = log_joint(model, likelihood, data, prior_scale, aware, training)
     joint.module.eval()
     parameters, start = joint.parameters, joint.vector
     velocity = [torch.zeros_like(p) for p in parameters]
@@ -228,7 +228,7 @@ def _sample(
             "draws taken": found, "losses of steps": losses, "losses of draws": levels, "steps taken": counter,
         },
         {},
-        data,
+        joint.data,
         training=training,
         generator=torch.Generator().manual_seed(seed),
         method="SGLD" if plan.friction is None else "SGHMC",

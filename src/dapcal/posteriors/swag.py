@@ -81,7 +81,7 @@ def fit(
     training = Training(**settings)
     data = in_memory(train, "train")
     chosen = _steps(training.epochs, batch_count(data, training.batch_size), start, per_epoch)
-    joint = log_joint(model, likelihood, size(data), prior_scale, aware, training)
+    joint = log_joint(model, likelihood, data, prior_scale, aware, training)
     moments = _no_moments(joint.vector, min(rank, len(chosen)))
     free = {n: torch.zeros_like(t) for n, t in joint.free.items()}
     step = torch.zeros((), dtype=torch.long)
@@ -102,7 +102,7 @@ def fit(
         loss,
         [*joint.parameters, *joint.free.values()],
         {**joint.tensors, **moments.tensors, **{f"mean of {n}": t for n, t in free.items()}, "steps taken": step},
-        data,
+        joint.data,
         training=training,
         generator=generator,
         method="SWAG",

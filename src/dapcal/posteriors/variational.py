@@ -28,6 +28,7 @@ from dapcal.networks import (
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.flipout import Flipout
+from dapcal.posteriors.joint import with_targets
 from dapcal.posteriors.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.runs import minimise
@@ -80,8 +81,8 @@ def fit(
         )
     check(model, likelihood)
     training = Training(**options)
-    data = in_memory(train, "train")
     module = frozen_copy(model)
+    data = with_targets(in_memory(train, "train"), likelihood, module, training)
     random, shared = split_state(model)
     layout = layout_of(random)
     device = next(iter(random.values())).device
@@ -120,7 +121,9 @@ def fit(
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         outputs = outputs_of(x.to(device)).to(mean.dtype)
-        targets = likelihood.check(outputs, y.to(device))
+        targets = y.to(device)
+        if isinstance(data, DataLoader):
+            targets = likelihood.check(outputs, targets)
         weight = kl_weight * (min(1.0, int(step.add_(1)) / warm_steps) if warm_steps else 1.0)
         penalty = weight * divergence(mean, log_scale, sigma0) / count
         return penalty - likelihood.at(free).log_likelihood(outputs, targets).mean()
