@@ -1,6 +1,7 @@
 """Inflate: tempering and moments by hand."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -9,10 +10,12 @@ from scipy import stats
 from scipy.special import softmax
 from torch import nn
 
+import dapcal
 from dapcal.adjust import Inflate
+from dapcal.adjust.inflate import unconditional
 from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.posteriors import gaussian, map
+from dapcal.posteriors import gaussian, laplace, map
 from dapcal.posteriors.predictions import StackedPredictions
 
 LIKELIHOODS = [(Categorical(), 3), (Categorical(1.7), 2), (Bernoulli(), 1), (Gaussian(0.3), 2), (NoiseHead(), 4)]
@@ -201,3 +204,41 @@ def test_huge_distances_stay_finite():
         assert likelihood.mean(ensemble).isfinite().all()
         assert likelihood.variance(ensemble).isfinite().all()
         assert math.isfinite(likelihood.entropy(ensemble).sum())
+
+
+def test_the_variance_stops_at_that_of_the_training_targets_around_the_prediction():
+    """E[(y − f̄)²] over the targets, input by input; a base variance above it is left alone."""
+    generator = torch.Generator().manual_seed(0)
+    y = 2 + 3 * torch.randn(500, 1, generator=generator).double()
+    outputs = torch.randn(20, 4, 1, generator=generator).double() * torch.tensor([0.1, 1.0, 2.0, 30.0])[:, None]
+    posterior = StackedPredictions(lambda x: outputs, Gaussian(0.5))
+    free, limited = (Inflate(limit=limit)(posterior, torch.zeros(4, 1)) for limit in (None, unconditional(y)))
+    likelihood = posterior.likelihood
+    around = ((y - outputs.mean(0).T) ** 2).mean(0)[:, None]  # (N, 1), by brute force
+    for d in (0.0, 0.3, 5.0, 1e6):
+        distance = torch.full((4,), d).double()
+        want = likelihood.variance(free(distance)).clamp_max(
+            torch.maximum(around, likelihood.variance(free(0 * distance)))
+        )
+        torch.testing.assert_close(likelihood.variance(limited(distance)), want)
+    assert torch.equal(limited(torch.zeros(4)).spread, free(torch.zeros(4)).spread)
+
+
+def test_regression_has_the_limit_by_default_and_keeps_it_in_a_file(tmp_path):
+    x = torch.linspace(-1, 1, 80)[:, None]
+    data = (x, torch.sin(3 * x))
+    posterior = laplace.fit(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), Gaussian(0.3), data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        calibrated = dapcal.calibrate(posterior, train=(x[::2], data[1][::2]), held_out=(x[1::2] + 0.01, data[1][1::2]))
+        free = dapcal.calibrate(
+            posterior, train=(x[::2], data[1][::2]), held_out=(x[1::2] + 0.01, data[1][1::2]), adjust=Inflate()
+        )
+    assert calibrated.adjust.limit == unconditional(data[1][::2])
+    assert free.adjust.limit is None
+    far = torch.tensor([[1e4]])
+    around = ((data[1][::2] - calibrated(far).mean) ** 2).mean()
+    assert calibrated(far).variance <= torch.maximum(around, calibrated(far).base.variance) * 1.0001
+    calibrated.save(tmp_path / "limit.dap")
+    again = dapcal.load(tmp_path / "limit.dap", posterior.model)
+    assert torch.equal(again(far).variance, calibrated(far).variance)

@@ -48,7 +48,7 @@ _STORED: dict[str, type] = {
     for kind in (
         Calibrated, NetworkPosterior, DropoutPosterior, StackedPredictions, Layout, prior.Prior,
         linear.LastLayer, linear.Linearised,
-        adjust.Inflate, adjust.Reweight, adjust.MomentMatched, adjust.Transport,
+        adjust.Inflate, adjust.Unconditional, adjust.Reweight, adjust.MomentMatched, adjust.Transport,
         adjust.ClosedForm, adjust.SelfNormalised, adjust.PriorMonteCarlo,
         distances.Distance, distances.FittedSpace, distances.Radius,
         distances.NearestNeighbor, distances.Hausdorff, distances.MMD, neighbors.TorchIndex,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dapcal.adjust import Inflate, MomentMatched
 from dapcal.adjust.base import is_closed, outputs_with_spread
+from dapcal.adjust.inflate import unconditional
 from dapcal.adjust.reweight import Reweight
 from dapcal.data import Data, Labelled, check_inputs, gather, split
 from dapcal.diagnostics import effective_sample_size, importance_of, pareto_k
@@ -25,6 +26,7 @@ from dapcal.ensembles import base_ensemble, base_of, base_on, closed_ensemble, m
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.gap import GapCrossValidation
 from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.likelihoods.normal import NormalLikelihood
 from dapcal.losses import LogMarginal, LogPredictive, Loss, Problem, Target
 from dapcal.ood_inputs import Chosen, Given, HeldOut, Misclassified, OODInputs
 from dapcal.predictive import Prediction
@@ -73,10 +75,13 @@ def calibrate(
     Returns:
         What the user keeps: call it on inputs.
     """
+    is_default = adjust is None
     adjust, loss, scale = _options(adjust, loss, scale, temperature)
     closed = is_closed(adjust, posterior)
     train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"), closed)
     first, second = (held.subset(rows) for rows in split(len(held.x), torch.Generator().manual_seed(seed)))
+    if is_default and isinstance(posterior.likelihood, NormalLikelihood):
+        adjust = Inflate(limit=unconditional(train_data.y))
     if temperature:
         posterior = in_domain(posterior, first, closed)
     likelihood = posterior.likelihood
@@ -110,7 +115,8 @@ def calibrate(
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
-    phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates)
+    limited = isinstance(adjust, Inflate) and adjust.limit is not None
+    phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates, limited=limited)
 
     base_second = base_of(posterior, second.x, closed)
     further = measured.further

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
@@ -47,11 +48,18 @@ def demo(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="two-moons, sinusoid or posteriors.")],
+    name: Annotated[str, typer.Argument(help="two-moons, sinusoid, posteriors, uci-gap, mnist or fashion-mnist.")],
     out: Annotated[Path, typer.Option(help="Folder for numbers, figures and page.")] = Path("dapcal-results"),
-    seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of data, networks and draws; the first of several.")] = 0,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (mnist, fashion-mnist).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (mnist, fashion-mnist).")] = None,
+    parts: Annotated[str | None, typer.Option(help="Parts of the tables, e.g. paper,ours (as above).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one for each core.")] = None,
+    full: Annotated[bool | None, typer.Option("--full", help="All that is left out to save time.")] = None,
 ) -> None:
     """Re-create one experiment of the paper next to ours, from data to figures.
+
+    Long ones go on where they were interrupted. Real data are found through the variable DAPCAL_DATA.
 
     Example: dapcal reproduce two-moons
     """
@@ -60,11 +68,27 @@ def reproduce(
     if name not in EXPERIMENTS:
         console.print(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.")
         raise typer.Exit(2)
-    _run([name], out, seed)
+    given: dict[str, Any] = {"seeds": seeds, "device": device, "parts": parts, "jobs": jobs, "full": full}
+    known = EXPERIMENTS[name].options
+    for option, value in given.items():
+        if value is not None and option not in known:
+            heeded = ", ".join(f"--{o}" for o in ("seed", *known))
+            console.print(f"{name} has no option --{option}; it has {heeded}.")
+            raise typer.Exit(2)
+    if parts is not None:
+        given["parts"] = tuple(part.strip() for part in parts.split(","))
+    if "jobs" in known and jobs is None:
+        given["jobs"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        _run([name], out, seed, {option: value for option, value in given.items() if value is not None})
+    except (ValueError, OSError) as error:
+        console.print(str(error), style="red", highlight=False)
+        raise typer.Exit(1) from error
 
 
-def _run(names: list[str], out: Path, seed: int) -> None:
+def _run(names: list[str], out: Path, seed: int, options: dict[str, Any] | None = None) -> None:
     from dapcal.experiments import EXPERIMENTS
+    from dapcal.experiments.records import Run
     from dapcal.experiments.runner import run_and_write, write_page
 
     if out.exists() and not out.is_dir():
@@ -75,7 +99,14 @@ def _run(names: list[str], out: Path, seed: int) -> None:
     with Progress(*columns, console=console) as bars:
         for name in names:
             experiment = EXPERIMENTS[name]
-            outcome = run_and_write(name, experiment, out, seed, _reporter(bars, experiment.title))
+            run = Run(
+                work=out / "unfinished",
+                seed=seed,
+                progress=_reporter(bars, experiment.title),
+                say=bars.console.print,
+                **(options or {}),
+            )
+            outcome = run_and_write(name, experiment, out, run)
             outcomes[name] = (experiment, outcome)
     page = write_page(out, outcomes)
     typer.echo(page)

@@ -41,6 +41,7 @@ def search(
     candidates: int = 100,
     span: tuple[float, float] = (1e-8, 1e6),
     rounds: int = 3,
+    limited: bool = False,
 ) -> tuple[float, Curve]:
     """φ of the smallest loss among those whose held-out NLL rises by no more than `guard`, within one standard error.
 
@@ -53,6 +54,8 @@ def search(
         candidates: size of the first grid.
         span: see `unit`.
         rounds: refinements; each divides the interval around the best φ by five.
+        limited: whether predictions stop changing at some distance, so that a loss that stays flat from some φ on is
+            no reason for a warning.
     """
     if candidates < 3:
         raise ValueError(f"Expected `candidates` >= 3, got {candidates}")
@@ -97,7 +100,7 @@ def search(
                 tried[phi] = evaluate(float(scale(torch.tensor(phi, dtype=torch.float64))))
         found = _best(tried, limit)
         best = best if found is None else found
-    _warn_at_edge(best, tried, first, last, limit, base)
+    _warn_at_edge(best, tried, first, math.inf if limited else last, limit, base)
     phis = sorted(tried)
     curve = Curve(
         phi=torch.tensor(phis, dtype=torch.float64),
@@ -135,7 +138,7 @@ def _warn_at_edge(best: float, tried: dict[float, Point], first: float, last: fl
             DapcalWarning,
             stacklevel=4,
         )
-    elif best == last or as_good(last):
+    elif math.isfinite(last) and (best == last or as_good(last)):
         remedy = "Set a guard (e.g. guard=0.01)" if math.isinf(limit) else "Tighten the guard"
         warnings.warn(
             f"The calibration loss still falls at the upper edge of the search, φ = {best:.3g}: it has no inner "

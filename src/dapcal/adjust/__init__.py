@@ -1,8 +1,17 @@
 """Ways to adjust a posterior to a distance: one file each, all a `dapcal.types.Adjustment`."""
 
-from dapcal.adjust.inflate import Inflate
+from dapcal.adjust.inflate import Inflate, Unconditional
 from dapcal.adjust.matched import MomentMatched
 from dapcal.adjust.reweight import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
 from dapcal.adjust.transport import Transport
 
-__all__ = ["ClosedForm", "Inflate", "MomentMatched", "PriorMonteCarlo", "Reweight", "SelfNormalised", "Transport"]
+__all__ = [
+    "ClosedForm",
+    "Inflate",
+    "MomentMatched",
+    "PriorMonteCarlo",
+    "Reweight",
+    "SelfNormalised",
+    "Transport",
+    "Unconditional",
+]

@@ -9,11 +9,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dapcal.adjust.base import outputs_with_spread
 from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
 from dapcal.types import Adjusted, Ensemble, Posterior
+
+
+@dataclass(frozen=True)
+class Unconditional:
+    """Mean and variance of the training targets: what is known of a target without its input."""
+
+    mean: tuple[float, ...]  # K
+    variance: tuple[float, ...]  # K
+
+    def variance_around(self, location: Tensor) -> Tensor:
+        """E[(y − location)²] over the training targets, for locations (N, K)."""
+        mean, variance = (location.new_tensor(value) for value in (self.mean, self.variance))
+        return variance + (location - mean) ** 2
+
+
+def unconditional(y: Tensor) -> Unconditional:
+    """Of training targets (N, K)."""
+    return Unconditional(tuple(y.double().mean(0).tolist()), tuple(y.double().var(0, correction=0).tolist()))
 
 
 @dataclass(frozen=True)
@@ -27,11 +46,18 @@ class Inflate:
     Drawn: every draw is pushed away from the draws' mean by k. This is what a joint prediction needs. In
     classification confidence then tends to the draws' votes, not to 1/K.
 
+    Without a limit k grows with distance for ever, and calibration, which sees small distances, says nothing of how
+    far it should. What is known of a target without looking at its input is the limit in regression, as 1/K is in
+    classification: the variance never grows above E[(y − f̄)²] over the training targets, the variance with which a
+    Gaussian at f̄ describes them best. Where targets may leave the range of the training targets, use limit=None.
+
     Args:
         drawn: push the draws instead of the closed form.
+        limit: of the closed form in regression; `calibrate` sets it by default.
     """
 
     drawn: bool = False
+    limit: Unconditional | None = None
 
     @property
     def closed(self) -> bool:
@@ -50,12 +76,17 @@ class Inflate:
             base = closed_ensemble(likelihood, moments)
             variance = base.spread
 
+        most = torch.full_like(variance, torch.inf)
+        if self.limit is not None:
+            around = self.limit.variance_around(likelihood.mean(base))
+            most = (around - likelihood.variance(base)).clamp_min(0)  # (N, K)
+
         def at(distance: Tensor) -> Ensemble:
             k = 1 + distance.double() if posterior.prior is None else posterior.prior.widening(distance)
             k = k.to(variance.device)
             if self.drawn:
                 pushed = likelihood.stretch(base.outputs, k)
                 return base._replace(outputs=pushed, conditional=likelihood.conditional(pushed))
-            return base._replace(spread=base.spread + variance * (k**2 - 1)[:, None])
+            return base._replace(spread=base.spread + torch.minimum(variance * (k**2 - 1)[:, None], most))
 
         return at

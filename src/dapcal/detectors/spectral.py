@@ -71,10 +71,12 @@ class _Bounded(nn.Module):
     ) -> None:
         super().__init__()
         self.operator, self.bound = operator, bound
-        start = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(weight)
+        start = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
         self.register_buffer("direction", start / start.norm())
+        own = weight.cpu()  # there bit for bit the same every time, so that a killed run finds its checkpoint
         for _ in range(START):
-            self.direction.copy_(self._iterated(weight))
+            self.direction.copy_(self._iterated(own))
+        self.to(weight.device)
 
     def forward(self, weight: Tensor) -> Tensor:
         direction = self.direction

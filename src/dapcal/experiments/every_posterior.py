@@ -14,7 +14,7 @@ from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.experiments import sinusoid, two_moons
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, mesh, new_grid, style
-from dapcal.experiments.records import Experiment, Outcome, Picture, Progress, environment, one_thread
+from dapcal.experiments.records import Experiment, Outcome, Picture, Run, environment, one_thread
 from dapcal.likelihoods import Bernoulli, Gaussian, Likelihood
 from dapcal.ood_inputs import OODInputs
 from dapcal.posteriors import dropout, ensemble, hmc, laplace, sgmcmc, swag, variational, vogn
@@ -115,9 +115,9 @@ METHODS: dict[str, Callable[[Problem], Posterior]] = {
 
 
 @one_thread()
-def run(seed: int, progress: Progress) -> Outcome:
+def run(this: Run) -> Outcome:
     """Fit every posterior to both problems and calibrate it with all defaults."""
-    started = time.perf_counter()
+    seed, progress, started = this.seed, this.progress, time.perf_counter()
     numbers: dict[str, Any] = {
         "experiment": "posteriors",
         "seed": seed,

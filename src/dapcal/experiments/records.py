@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -35,16 +37,45 @@ class Outcome(NamedTuple):
     pictures: list[Picture]
 
 
+@dataclass(frozen=True)
+class Run:
+    """What an experiment is told about one run of it.
+
+    Attributes:
+        work: folder for unfinished work, from which an interrupted run goes on; removed when the run is complete.
+        seed: of data, networks and draws; the first of several.
+        seeds: number of seeds, where an experiment takes several; None for as many as it wants.
+        device: where networks are trained and evaluated.
+        parts: of its table that are made, where an experiment has several; None for all.
+        jobs: processes at a time.
+        full: without what was cut to save time.
+        progress: told of steps done.
+        say: told of finished parts, one line each.
+    """
+
+    work: Path
+    seed: int = 0
+    seeds: int | None = None
+    device: str = "cpu"
+    parts: tuple[str, ...] | None = None
+    jobs: int = 1
+    full: bool = False
+    progress: Progress = lambda *_: None
+    say: Callable[[str], None] = lambda _: None
+
+
 class Experiment(NamedTuple):
     """One experiment of the paper."""
 
     title: str
     text: str
-    run: Callable[[int, Progress], Outcome]  # seed, progress
+    run: Callable[[Run], Outcome]
+    options: tuple[str, ...] = ()  # fields of `Run` beyond the seed that it heeds
+    settings: dict[str, Any] | None = None  # what unfinished work must agree with to be gone on from
 
 
-def environment() -> dict[str, str]:
-    """Versions that a result depends on."""
+def environment(device: str = "cpu") -> dict[str, str]:
+    """Versions and the device that a result depends on."""
     from dapcal import __version__
 
     return {
@@ -52,7 +83,7 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "device": "cpu",
+        "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device,
     }
 
 

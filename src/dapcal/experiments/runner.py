@@ -4,22 +4,60 @@ from __future__ import annotations
 
 import html
 import json
+import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from dapcal.experiments.records import Experiment, Outcome, Progress
+from dapcal import __version__
+from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.files import complete_or_absent, remove_parts, write_text
 
 
-def run_and_write(name: str, experiment: Experiment, folder: Path, seed: int, progress: Progress) -> Outcome:
-    """Run one experiment and write `name.json` and its figures; every file is complete or absent."""
+def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> Outcome:
+    """Run one experiment and write `name.json` and its figures; every file is complete or absent.
+
+    What a long experiment has finished lies in the run's work folder, from which a killed run goes on; it is removed
+    when all is written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     remove_parts(folder)
-    outcome = experiment.run(seed, progress)
+    run = replace(run, work=run.work / name)
+    _check_work(experiment, run)
+    outcome = experiment.run(run)
     for picture in outcome.pictures:
         with complete_or_absent(folder / f"{name}-{picture.name}.png") as part:
             picture.figure.savefig(part, format="png")
-    write_text(folder / f"{name}.json", json.dumps(outcome.numbers, indent=1, allow_nan=True) + "\n")
+    write_text(folder / f"{name}.json", as_json(outcome.numbers))
+    shutil.rmtree(run.work)
+    if not any(run.work.parent.iterdir()):
+        run.work.parent.rmdir()
     return outcome
+
+
+def as_json(numbers: object) -> str:
+    """The text of a result file: indented, but every list of plain numbers on one line."""
+    text = json.dumps(numbers, indent=1, allow_nan=True, ensure_ascii=False)
+    return _NUMBERS.sub(lambda found: "[" + ", ".join(found[1].replace(",", " ").split()) + "]", text) + "\n"
+
+
+_NUMBERS = re.compile(r"\[\s*((?:[-+.\deE]|NaN|Infinity|null|,|\s)+?)\s*\]")
+
+
+def _check_work(experiment: Experiment, run: Run) -> None:
+    """Unfinished work is gone on from only where everything that its numbers depend on is the same."""
+    told = {"version": __version__, "seed": run.seed, **{option: getattr(run, option) for option in experiment.options}}
+    told.pop("jobs", None)  # changes the time it takes, and nothing else
+    words = json.dumps(told | {"settings": experiment.settings}, indent=1, default=str)
+    mark = run.work / "settings.json"
+    if mark.exists() and mark.read_text(encoding="utf-8") != words:
+        raise ValueError(
+            f"{run.work} holds unfinished work with other settings ({mark.name} says which); run it with those, delete "
+            "the folder, or name another --out"
+        )
+    run.work.mkdir(parents=True, exist_ok=True)
+    remove_parts(run.work)
+    write_text(mark, words)
 
 
 def write_page(folder: Path, outcomes: dict[str, tuple[Experiment, Outcome]]) -> Path:

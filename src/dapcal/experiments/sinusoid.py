@@ -19,6 +19,7 @@ from dapcal.experiments.records import (
     Outcome,
     Picture,
     Progress,
+    Run,
     curve_numbers,
     environment,
     epochs_of,
@@ -46,9 +47,9 @@ def waves(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 @one_thread()
-def run(seed: int, progress: Progress) -> Outcome:
+def run(this: Run) -> Outcome:
     """Diagonal Laplace approximation of a mean and a noise network, distance-aware in the mean network alone."""
-    started = time.perf_counter()
+    seed, progress, started = this.seed, this.progress, time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     train, held_out = waves(POINTS, generator), waves(POINTS, generator)
     point = fit_map(train, seed, progress)

@@ -20,6 +20,7 @@ from dapcal.experiments.records import (
     Outcome,
     Picture,
     Progress,
+    Run,
     curve_numbers,
     environment,
     epochs_of,
@@ -50,9 +51,9 @@ def moons(n: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Ten
 
 
 @one_thread()
-def run(seed: int, progress: Progress) -> Outcome:
+def run(this: Run) -> Outcome:
     """Variational posterior, the paper's estimator and our default on the same OOD inputs."""
-    started = time.perf_counter()
+    seed, progress, started = this.seed, this.progress, time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     train, held_out = moons(POINTS, NOISE, generator), moons(POINTS, NOISE, generator)
     posterior = _fit(train, seed, progress)

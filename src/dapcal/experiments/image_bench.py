@@ -1,0 +1,246 @@
+"""A task of images under one seed: its data, and everything that is trained on them, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.data import Labelled, split
+from dapcal.detectors import spectral
+from dapcal.distances import Distance, FittedSpace, Space
+from dapcal.experiments.datasets import fashion_mnist, like_mnist, mnist, omniglot, svhn
+from dapcal.likelihoods import Categorical
+from dapcal.ood_inputs import Given, Misclassified
+from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
+from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.training import Options
+from dapcal.projectors import Features, Identity
+from dapcal.spaces import Measured, informative
+from dapcal.types import Posterior
+
+SWAG_RATE = 0.01
+INSIDE = {"MNIST": mnist, "Fashion-MNIST": fashion_mnist}
+OUTSIDE: dict[str, Callable[[], Tensor]] = {
+    "MNIST": lambda: like_mnist(mnist("test")),
+    "Fashion-MNIST": lambda: like_mnist(fashion_mnist("test")),
+    "SVHN": lambda: like_mnist(svhn("test")),
+    "Omniglot": lambda: like_mnist(omniglot("evaluation"), invert=True),
+}
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """What is learnt, what counts as out of distribution, and how networks are trained.
+
+    Attributes:
+        inside: data set that networks learn.
+        outside: data sets that they should not know.
+        network: makes a new one, with a dropout rate.
+        epochs: of every training run.
+        batch_size: of every training run.
+        learning_rate: Adam's at the start, which falls to zero along a cosine.
+        variational_rate: the same for the variational posterior; chosen by held-out NLL.
+        swag_epochs: of SWAG, from the MAP network on.
+        draws: of every posterior.
+        members: of the ensemble.
+        held_out: training images that are held out, to calibrate on.
+        dropout: rate of the network for MC dropout.
+        bound: of the layers' spectral norms, where they are normalised.
+    """
+
+    inside: str
+    outside: tuple[str, ...]
+    network: Callable[[float], nn.Sequential]
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    variational_rate: float
+    swag_epochs: int = 20
+    draws: int = 50
+    members: int = 5
+    held_out: int = 1000
+    dropout: float = 0.1
+    bound: float = 3.0
+
+
+class Bench:
+    """Data and trained networks of a task under one seed; every training run goes on from its checkpoint.
+
+    Args:
+        task: what and how.
+        seed: of the split, initial weights, batches and draws.
+        work: folder of checkpoints.
+        device: where all of it lives.
+    """
+
+    def __init__(self, task: ImageTask, seed: int, work: Path, device: str) -> None:
+        self.task, self.seed, self.work, self.device = task, seed, work, device
+        images = INSIDE[task.inside]
+        x, y = self._loaded("train", images)
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(device)
+        held, rest = order[: task.held_out], order[task.held_out :]
+        self.train, self.held_out, self.test = (x[rest], y[rest]), (x[held], y[held]), self._loaded("test", images)
+        self.likelihood = Categorical()
+
+    @cached_property
+    def outside(self) -> dict[str, Tensor]:
+        """Images of every data set that networks should not know."""
+        return {name: OUTSIDE[name]().to(self.device) for name in self.task.outside}
+
+    @staticmethod
+    def stages(task: ImageTask) -> list[list[str]]:
+        """Names of all training runs; those of a stage need only what the stages before it have trained."""
+        members = [f"member-{number}" for number in range(task.members)]
+        return [[*members, "spectral", "dropout"], ["variational", "spectral-variational", "swag"]]
+
+    def fit(self, name: str) -> None:
+        """One training run by its name; what comes of it is in its checkpoint."""
+        if name.startswith("member-"):
+            self.member(int(name.removeprefix("member-")))
+        else:
+            getattr(self, name.replace("-", "_"))
+
+    def member(self, number: int) -> NetworkPosterior:
+        """A MAP network, from initial weights and batches of its own."""
+        seed = self.seed * self.task.members + number
+        return self._map(self.network(seed), f"member-{number}", seed)
+
+    @cached_property
+    def map(self) -> NetworkPosterior:
+        """The first member, whose features are the paper's projector."""
+        return self.member(0)
+
+    @cached_property
+    def variational(self) -> NetworkPosterior:
+        """Mean-field posterior, started from the MAP network."""
+        return self._variational(self.map.network, "variational")
+
+    @cached_property
+    def ensemble(self) -> NetworkPosterior:
+        """All members."""
+        members = [self.map, *(self.member(number) for number in range(1, self.task.members))]
+        return ensemble.of([member.network for member in members], self.likelihood)
+
+    @cached_property
+    def laplace(self) -> NetworkPosterior:
+        """Of the MAP network's last layer, full covariance."""
+        return laplace.last_layer(self.map.network, self.likelihood, self.train, draws=self.task.draws, seed=self.seed)
+
+    @cached_property
+    def swag(self) -> NetworkPosterior:
+        """From the MAP network on."""
+        options: Options = {**self.options("swag"), "epochs": self.task.swag_epochs, "learning_rate": SWAG_RATE}
+        return swag.fit(self.map.network, self.likelihood, self.train, draws=self.task.draws, seed=self.seed, **options)
+
+    @cached_property
+    def dropout(self) -> Posterior:
+        """A MAP network trained with dropout."""
+        trained = self._map(self.network(self.seed, self.task.dropout), "dropout", self.seed)
+        return dropout.wrap(trained.network, self.likelihood, draws=self.task.draws, seed=self.seed)
+
+    @cached_property
+    def spectral(self) -> NetworkPosterior:
+        """A MAP network trained with spectrally normalised layers, which are plain ones afterwards."""
+        bounded = spectral.normalised(self.network(self.seed), self.task.bound, example=self.train[0][:1])
+        trained = self._map(bounded, "spectral", self.seed)
+        return map_posterior.point(spectral.plain(trained.network), self.likelihood)
+
+    @cached_property
+    def spectral_variational(self) -> NetworkPosterior:
+        """Mean-field posterior, started from the spectrally normalised network."""
+        return self._variational(self.spectral.network, "spectral-variational")
+
+    def network(self, seed: int, rate: float = 0.0) -> nn.Sequential:
+        """A new network with weights from a seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.task.network(rate).to(self.device)
+
+    def options(self, name: str) -> Options:
+        """How a training run of that name goes."""
+        return {
+            "epochs": self.task.epochs,
+            "batch_size": self.task.batch_size,
+            "learning_rate": self.task.learning_rate,
+            "checkpoint": self.work / f"{name}.checkpoint",
+        }
+
+    def features_of(self, point: NetworkPosterior, radius: float | None = None) -> Measured:
+        """Distances between the features of one network: with the MAP network and no radius, the paper's."""
+        space = Space(Features().fit_projector(self.train[0][:1], point), radius=radius, name="features")
+        fitted = space.fit(self.train[0], self._first_half.x, point)
+        return self.remembered(Measured((space,), Distance((fitted,)), (), ()))
+
+    def measured(self, posterior: Posterior) -> Measured:
+        """The default distance of a posterior, as `calibrate` finds it."""
+        return self.remembered(informative(posterior, self.train[0], self._first_half))
+
+    def remembered(self, measured: Measured) -> Measured:
+        """The same, but no distance of a test image is computed twice."""
+        spaces, further = (
+            tuple(_remembering(space, self._memory) for space in several)
+            for several in (measured.distance.spaces, measured.further)
+        )
+        return measured._replace(distance=Distance(spaces), further=further)
+
+    def wrong(self, posterior: Posterior) -> Given:
+        """Held-out images that are misclassified, of all that are held out: what the paper calibrates on."""
+        chosen = Misclassified()(posterior, Labelled(*self.train), Labelled(*self.held_out))
+        return Given(chosen.x, chosen.y)
+
+    @cached_property
+    def _memory(self) -> _Memory:
+        return _Memory(frozenset(t.untyped_storage().data_ptr() for t in (self.test[0], *self.outside.values())), {})
+
+    @cached_property
+    def _first_half(self) -> Labelled:
+        """The half of the held-out images that `calibrate` takes for radius and φ."""
+        rows, _ = split(self.task.held_out, torch.Generator().manual_seed(0))
+        return Labelled(*self.held_out).subset(rows)
+
+    def _map(self, model: nn.Module, name: str, seed: int) -> NetworkPosterior:
+        return map_posterior.fit(model, self.likelihood, self.train, seed=seed, **self.options(name))
+
+    def _variational(self, model: nn.Module, name: str) -> NetworkPosterior:
+        options: Options = {**self.options(name), "learning_rate": self.task.variational_rate}
+        return variational.fit(model, self.likelihood, self.train, draws=self.task.draws, seed=self.seed, **options)
+
+    def _loaded(self, part: str, images: Callable) -> tuple[Tensor, Tensor]:
+        found = images(part)
+        return like_mnist(found).to(self.device), found.y.to(self.device)
+
+
+class _Memory(NamedTuple):
+    """Distances of parts of tensors that stay where they are, by space, address and length."""
+
+    kept: frozenset[int]  # addresses of those tensors' storage
+    known: dict[tuple[object, int, int], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Remembering(FittedSpace):
+    """Spaces of one key share what they remember."""
+
+    key: object
+    memory: _Memory
+
+    def raw(self, x: Tensor) -> Tensor:
+        """Distance before the radius, (N,)."""
+        if x.untyped_storage().data_ptr() not in self.memory.kept:
+            return super().raw(x)
+        place = (self.key, x.data_ptr(), len(x))
+        if place not in self.memory.known:
+            self.memory.known[place] = super().raw(x)
+        return self.memory.known[place]
+
+
+def _remembering(space: FittedSpace, memory: _Memory) -> FittedSpace:
+    key = "inputs" if isinstance(space.projector, Identity) else space
+    return _Remembering(space.name, space.projector, space.metric, space.radius, key, memory)

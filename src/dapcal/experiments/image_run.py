@@ -1,0 +1,279 @@
+"""Runs a task of images: seeds in parallel, every row once, and all that is measured of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapcal import metrics
+from dapcal.experiments.image_bench import Bench, ImageTask
+from dapcal.experiments.image_methods import PARTS, Answer, Fitted, methods
+from dapcal.experiments.records import Outcome, Run, environment
+from dapcal.files import remove_parts, write_text
+from dapcal.types import DapcalWarning
+
+SEEDS = 5
+BATCH = 2000  # images at a time
+DRAWN = ("MAP", "ODIN", "DDU", "DE", "VI", "DAP, paper's", "DAP, ours")  # rows whose curves are kept
+BINS = 60
+
+
+def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
+    """All seeds of a task; rows that are finished already are read back."""
+    seeds = range(this.seed, this.seed + (SEEDS if this.seeds is None else this.seeds))
+    rows = {seed: _rows(task, this, is_first=seed == this.seed) for seed in seeds}
+    total = sum(len(names) for names in rows.values())
+    told: set[Path] = set()
+
+    def tell() -> None:
+        for path in sorted(this.work.glob("seed-*/row-*.json")):
+            if path not in told:
+                told.add(path)
+                this.say(f"{name}, {path.parent.name}: {json.loads(path.read_text(encoding='utf-8'))['row']}")
+        this.progress("methods and seeds", len(told), total)
+
+    threads = max(1, torch.get_num_threads() // this.jobs)
+    places = [(task, seed, this.work / f"seed-{seed}", this.device, threads) for seed in seeds]
+    with _workers(this.jobs) as work:
+        for stage in Bench.stages(task) if this.jobs > 1 else []:  # else rows train what they need
+            work([(_train, (*place, name)) for name in stage for place in places], tell)
+        work([(_make_rows, (*place, rows[place[1]])) for place in places], tell)
+    tell()
+    numbers = {
+        "experiment": name,
+        "seeds": list(seeds),
+        "environment": environment(this.device),
+        "settings": settings(task),
+        "parts": {row: method.part for row, method in methods(task.outside).items()},
+        "main_scores": {row: method.score for row, method in methods(task.outside).items()},
+        "runs": [
+            {"seed": seed, "rows": _read(this.work / f"seed-{seed}", rows[seed], seed == this.seed)} for seed in seeds
+        ],
+    }
+    return Outcome(numbers, [])
+
+
+def settings(task: ImageTask) -> dict[str, Any]:
+    """A task in plain words, for the result file."""
+    return {**asdict(task), "network": task.network.__doc__, "sigma0": 1.0, "kl_weight": 1.0}
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable[[list[tuple[Callable, tuple]], Callable[[], None]], None]]:
+    """A function that does calls in several processes (or in this one) and tells of it every second."""
+
+    def here(calls: list[tuple[Callable, tuple]], tell: Callable[[], None]) -> None:
+        for function, arguments in calls:
+            function(*arguments, tell)
+
+    if jobs == 1:
+        yield here
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+
+        def apart(calls: list[tuple[Callable, tuple]], tell: Callable[[], None]) -> None:
+            pending: set[Future[None]] = {pool.submit(function, *arguments) for function, arguments in calls}
+            while pending:
+                done, pending = wait(pending, timeout=1.0)
+                for future in done:
+                    future.result()
+                tell()
+
+        yield apart
+
+
+def _train(task: ImageTask, seed: int, work: Path, device: str, threads: int, name: str) -> None:
+    """One training run, for its checkpoint."""
+    torch.set_num_threads(threads)
+    Bench(task, seed, work, device).fit(name)
+
+
+def _make_rows(
+    task: ImageTask,
+    seed: int,
+    work: Path,
+    device: str,
+    threads: int,
+    names: list[str],
+    tell: Callable[[], None] = lambda: None,
+) -> None:
+    """The rows of one seed that are not there yet, one file each."""
+    torch.set_num_threads(threads)
+    work.mkdir(parents=True, exist_ok=True)
+    remove_parts(work)
+    bench: Bench | None = None
+    for name in names:
+        path = _path(work, name)
+        if not path.exists():
+            bench = bench or Bench(task, seed, work, device)
+            write_text(path, json.dumps({"row": name, **_row(name, bench)}))
+        tell()
+
+
+def _rows(task: ImageTask, this: Run, is_first: bool) -> list[str]:
+    """Networks that are trained for it are dear: the first seed alone has them, unless all is wanted."""
+    known = methods(task.outside)
+    unknown = sorted(set(this.parts or ()) - {method.part for method in known.values()})
+    if unknown:
+        raise ValueError(f"Expected parts among {', '.join(PARTS)}, got {', '.join(unknown)}")
+    return [
+        row for row, method in known.items()
+        if (this.parts is None or method.part in this.parts) and (this.full or is_first or method.part != "trained")
+    ]  # fmt: skip
+
+
+def _path(work: Path, row: str) -> Path:
+    return work / f"row-{re.sub('[^a-z0-9φ]+', '-', row.lower()).strip('-')}.json"
+
+
+def _read(work: Path, names: list[str], curves: bool) -> dict[str, Any]:
+    """Finished rows; curves of the first seed and of the rows that are drawn are enough for the figures."""
+    found = {}
+    for name in names:
+        row = json.loads(_path(work, name).read_text(encoding="utf-8"))
+        if not curves or name not in DRAWN:
+            row.pop("curves", None)
+            row["facts"].pop("curve", None)
+        found[row.pop("row")] = row
+    return found
+
+
+def _row(name: str, bench: Bench) -> dict[str, Any]:
+    """Fit a method and measure it."""
+    started = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DapcalWarning)
+        fitted = methods(bench.task.outside)[name].fit(bench)
+        with torch.no_grad():
+            numbers = measured(fitted, bench, curves=name in DRAWN)
+    said = sorted({str(w.message) for w in caught if issubclass(w.category, DapcalWarning)})
+    return numbers | {"warnings": said, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def measured(fitted: Fitted, bench: Bench, curves: bool) -> dict[str, Any]:
+    """All metrics of one row."""
+    x, y = bench.test
+    inside = _answers(fitted, x)
+    outside = {name: _answers(fitted, images) for name, images in bench.outside.items()}
+    numbers: dict[str, Any] = {"facts": fitted.facts}
+    if inside.log_probs is not None:
+        numbers["test"] = _test(inside.log_probs, y)
+    numbers["ood"] = {
+        score: {name: _rounded(metrics.detection(s, far.scores[score])._asdict()) for name, far in outside.items()}
+        for score, s in inside.scores.items()
+    }
+    if inside.weights:
+        numbers["weights"] = {
+            name: {kind: _quantiles(values) for kind, values in answer.weights.items()}
+            for name, answer in {"test": inside, **outside}.items()
+        }
+    if curves:
+        numbers["curves"] = _curves(inside, outside, y)
+    return _plain(numbers)
+
+
+def _answers(fitted: Fitted, x: Tensor) -> Answer:
+    parts = [fitted.answer(batch) for batch in x.split(BATCH)]
+    first = parts[0]
+    return Answer(
+        {name: torch.cat([part.scores[name] for part in parts]).double().cpu() for name in first.scores},
+        None if first.log_probs is None else torch.cat([p.log_probs for p in parts if p.log_probs is not None]).cpu(),
+        {name: torch.cat([part.weights[name] for part in parts]).double().cpu() for name in first.weights},
+    )
+
+
+def _test(log_probs: Tensor, y: Tensor) -> dict[str, float]:
+    y = y.cpu()
+    probs = log_probs.exp()
+    wrong = (log_probs.argmax(-1) != y).double()
+    return _rounded(
+        {
+            "accuracy": metrics.accuracy(log_probs, y),
+            "nll": float(-log_probs.gather(-1, y[:, None]).mean()),
+            "brier": metrics.brier(probs, y),
+            "ece": metrics.expected_calibration_error(probs, y),
+            "adaptive_ece": metrics.adaptive_calibration_error(probs, y),
+            "selective_risk": metrics.selective_risk(-log_probs.max(-1).values, wrong).area,
+        }
+    )
+
+
+def _curves(inside: Answer, outside: dict[str, Answer], y: Tensor) -> dict[str, Any]:
+    """Points of curves and bars of histograms, for the figures."""
+    found: dict[str, Any] = {}
+    for score, values in inside.scores.items():
+        if score in ("epistemic", "p-value"):
+            continue
+        limits = _limits(torch.cat([values, *(far.scores[score] for far in outside.values())]))
+        found[score] = {
+            "limits": limits,
+            "test": _bars(values, limits),
+            **{
+                name: {
+                    "bars": _bars(far.scores[score], limits),
+                    "roc": _points(metrics.roc_curve(values, far.scores[score], 101)),
+                    "precision_recall": _points(metrics.precision_recall_curve(values, far.scores[score], 101)),
+                }
+                for name, far in outside.items()
+            },
+        }
+    if inside.log_probs is not None:
+        y, probs = y.cpu(), inside.log_probs.exp()
+        found["reliability"] = _points(metrics.reliability(probs, y))
+        right = inside.log_probs.argmax(-1) == y
+        found["selective"] = _points(metrics.selective_risk(-inside.log_probs.max(-1).values, 1 - right.double())[:2])
+        if "distance" in inside.scores:
+            distance = inside.scores["distance"]
+            limits = [0.0, float(distance.quantile(0.999))]
+            found["distances"] = {
+                "limits": limits,
+                "right": _bars(distance[right], limits),
+                "wrong": _bars(distance[~right], limits),
+            }
+    return found
+
+
+def _limits(values: Tensor) -> list[float]:
+    finite = values[values.isfinite()]
+    return [float(finite.quantile(q)) for q in (0.002, 0.998)] if len(finite) < 10**7 else [0.0, 1.0]
+
+
+def _bars(values: Tensor, limits: list[float]) -> list[int]:
+    low, high = limits
+    return torch.histc(values.clamp(low, high), BINS, low, high).long().tolist() if high > low else []
+
+
+def _points(curve: Any) -> list[list[float]]:
+    return [[round(float(v), 5) for v in values] for values in curve]
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    return [float(f"{v:.5g}") for v in values.quantile(torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype)).tolist()]
+
+
+def _rounded(numbers: dict[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in numbers.items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: numbers for tensors, null for what is not finite."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
