@@ -6,7 +6,7 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 PEERS_PIP := $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-peers format results clean
+.PHONY: demo test test-peers format results page clean
 
 demo: $(STAMP)
 	$(VENV)/bin/dapcal demo
@@ -26,6 +26,10 @@ results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of RE
 	mkdir -p results docs
 	cp build/results/two-moons.json build/results/sinusoid.json build/results/posteriors.json results/
 	cp build/results/two-moons-confidence.png build/results/posteriors-*.png docs/
+	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
+
+page: $(STAMP)  # docs/results.md with its figures, and the README's table, from the files in results/
+	$(VENV)/bin/python -m dapcal.experiments.results_page results docs
 	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
 
 format: $(STAMP)

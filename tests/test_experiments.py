@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from dapcal.cli import app
 from dapcal.experiments import DEMO, EXPERIMENTS, every_posterior, sinusoid, two_moons
 from dapcal.experiments.records import Run, one_thread
+from dapcal.experiments.results_page import results_page
 from dapcal.experiments.runner import run_and_write, write_page
 from dapcal.experiments.tables import posteriors_table, results_table, with_table
 
@@ -190,3 +191,51 @@ def test_code_in_the_pages_runs(page: str, tmp_path: Path, monkeypatch: pytest.M
         near, far = namespace["prediction"].probs.max(-1).values.tolist()
         assert far < near
         assert sorted(path.name for path in tmp_path.iterdir()) == ["model.dap", "run.pt"]
+
+
+def test_the_results_page_shows_the_result_files():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert results_page(ROOT / "results").text == text, "run `make page`"
+
+
+@pytest.mark.parametrize(
+    ("name", "outside", "by_score", "by_entropy"),
+    [
+        ("fashion-mnist", "MNIST", 99.0, 97.5),
+        ("mnist", "Fashion-MNIST", 98.5, 97.5),
+        ("mnist", "SVHN", 99.3, 99.5),
+        ("mnist", "Omniglot", 95.3, 93.5),
+    ],
+)
+def test_the_default_tells_images_apart_and_keeps_its_predictions(name, outside, by_score, by_entropy):
+    """As committed, means over the seeds."""
+    runs = [run["rows"] for run in json.loads((ROOT / "results" / f"{name}.json").read_text())["runs"]]
+
+    def mean(row, *path):
+        values = []
+        for run in runs:
+            value = run[row]
+            for step in path:
+                value = value[step]
+            values.append(value)
+        return sum(values) / len(values)
+
+    assert len(runs) == 5
+    assert 100 * mean("DAP, ours", "ood", "OOD score", outside, "auroc") >= by_score
+    assert 100 * mean("DAP, ours", "ood", "entropy", outside, "auroc") >= by_entropy
+    assert mean("DAP, ours", "test", "accuracy") == mean("VI", "test", "accuracy")
+    assert mean("DAP, ours", "test", "nll") - mean("VI", "test", "nll") <= 0.015
+
+
+def test_the_default_in_gaps_of_tables():
+    """As committed; and the paper's rescue of naval, by weights that vanish."""
+    found = json.loads((ROOT / "results" / "uci-gap.json").read_text())["summary"]
+    assert found["naval"]["VI + ours"]["log_likelihood"]["mean"] >= 1
+    for posterior in ("VI", "VI, untuned"):
+        assert found["energy"][f"{posterior} + ours"]["log_likelihood_gain"]["mean"] >= 1
+        for table in ("boston", "concrete", "wine"):
+            assert found[table][f"{posterior} + ours"]["log_likelihood_gain"]["mean"] >= -0.06
+    naval = found["naval"]
+    assert naval["VI, untuned"]["log_likelihood"]["mean"] < -30
+    assert -9 <= naval["VI, untuned + paper"]["log_likelihood"]["mean"] <= -3
+    assert naval["VI, untuned + paper"]["log_likelihood_mixture"]["mean"] < -100

@@ -1,55 +1,89 @@
-"""The image experiments on made-up pictures: every row, resuming, and what is remembered."""
+"""The image experiments on made-up pictures: every row, what is remembered, and what is read back."""
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
-from dapcal.experiments import image_bench
-from dapcal.experiments.datasets import Images
-from dapcal.experiments.image_bench import ImageTask
-from dapcal.experiments.image_methods import methods
+from dapcal import calibrate
+from dapcal.experiments import image_bench, image_methods, image_run
+from dapcal.experiments.image_bench import Bench, ImageTask
+from dapcal.experiments.image_methods import PARTS, Answer, Fitted, Method, doubt, methods
 from dapcal.experiments.image_run import run_task
-from dapcal.experiments.images import MNIST, lenet, mlp
-from dapcal.experiments.records import Run
+from dapcal.experiments.images import FASHION_MNIST, MNIST, lenet, mlp
+from dapcal.experiments.records import Outcome, Run
+from dapcal.search import Curve, search
+from dapcal.spaces import auroc
+from image_cases import TASK, convolutions, noise
 
-pytestmark = pytest.mark.filterwarnings("ignore::dapcal.types.DapcalWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::dapcal.types.DapcalWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+]
+TASKS = {name: replace(TASK, network=network) for name, network in (("mlp", mlp), ("convolutions", convolutions))}
 
 
-def pictures(part: str, seed: int = 0) -> Images:
-    """Ten kinds of bright blobs on noise."""
-    generator = torch.Generator().manual_seed(seed + (part == "train"))
-    n = 700 if part == "train" else 200
-    y = torch.arange(n) % 10
-    x = (60 * torch.rand(n, 1, 28, 28, generator=generator)).to(torch.uint8)
-    for row, label in zip(x, y.tolist(), strict=True):
-        row[0, 4 + 10 * (label // 5) :, :][:9, 2 + 5 * (label % 5) :][:, :6] += 150
-    flips = torch.rand(n, generator=generator) < 0.15  # some labels are wrong, so that some are misclassified
-    return Images(x, torch.where(flips, (y + 1) % 10, y))
+class Finished(NamedTuple):
+    """A run of all rows under one seed."""
+
+    task: ImageTask
+    work: Path
+    outcome: Outcome
+    said: list[str]
+
+    @property
+    def rows(self) -> dict:
+        return self.outcome.numbers["runs"][0]["rows"]
+
+
+@contextmanager
+def coarsely() -> Iterator[None]:
+    """Few values of φ: a row of every kind in little time."""
+
+    def few(*arguments, limited: bool) -> tuple[float, Curve]:
+        *others, _candidates = arguments
+        return search(*others, candidates=5, rounds=0, limited=limited)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Finished]:
+    @cache
+    def run(name: str) -> Finished:
+        work, said = tmp_path_factory.mktemp(name), []
+        with coarsely():
+            outcome = run_task("blobs", TASKS[name], Run(work, seeds=1, say=said.append))
+        return Finished(TASKS[name], work, outcome, said)
+
+    return run
 
 
 @pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> ImageTask:
-    monkeypatch.setattr(image_bench, "INSIDE", {"blobs": pictures})
-    generator = torch.Generator().manual_seed(5)
-    noise, flat = torch.rand(60, 1, 28, 28, generator=generator), torch.rand(50, 1, 1, 1, generator=generator)
-    outside = {"noise": lambda: noise, "flat": lambda: flat.expand(-1, 1, 28, 28).contiguous()}
-    monkeypatch.setattr(image_bench, "OUTSIDE", outside)
-    return replace(
-        MNIST, inside="blobs", outside=("noise", "flat"), epochs=3, swag_epochs=4, draws=26, members=2, held_out=200
-    )
+def bench(finished: Callable[[str], Finished]) -> Bench:
+    """A new one, whose networks are read from their checkpoints."""
+    return Bench(TASKS["mlp"], 0, finished("mlp").work / "seed-0", "cpu")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.parametrize("network", [mlp, lenet])
-def test_every_row_is_made_and_measured(task: ImageTask, network, tmp_path: Path):
-    task = replace(task, network=network)
-    said: list[str] = []
-    outcome = run_task("blobs", task, Run(tmp_path, seeds=1, say=said.append))
+# Rows
+
+
+@pytest.mark.parametrize("network", TASKS)
+def test_every_row_is_made_and_measured(finished, network):
+    task, _, outcome, said = finished(network)
     rows = outcome.numbers["runs"][0]["rows"]
     assert list(rows) == list(methods(task.outside))
     assert len(said) == len(rows)
@@ -66,3 +100,250 @@ def test_every_row_is_made_and_measured(task: ImageTask, network, tmp_path: Path
     assert set(rows["DAP, paper's"]["weights"]) == {"test", "noise", "flat"}
     assert "curves" in rows["DAP, ours"]
     assert "curves" not in rows["energy"]
+
+
+def test_the_papers_rows_with_the_network_of_fashion_mnist(tmp_path: Path):
+    with coarsely():
+        outcome = run_task("blobs", replace(TASK, network=lenet), Run(tmp_path, seeds=1, parts=("paper",)))
+    rows = outcome.numbers["runs"][0]["rows"]
+    assert list(rows) == [name for name, method in methods(TASK.outside).items() if method.part == "paper"]
+    assert rows["DAP, paper's"]["facts"]["notes"][-1].startswith("calibrated on ")
+
+
+def test_a_row_does_not_depend_on_those_before_it(finished):
+    """The last first, each on a bench of its own: so an interrupted run may go on at any row."""
+    task, folder, _, _ = finished("mlp")
+    work = folder / "seed-0"
+    for name in reversed(methods(task.outside)):
+        with coarsely():
+            again = image_run._row(name, Bench(task, 0, work, "cpu"))
+        kept = json.loads(image_run._path(work, name).read_text(encoding="utf-8"))
+        del again["seconds"], kept["seconds"], kept["row"]
+        assert json.loads(json.dumps(again)) == kept, name
+
+
+@pytest.mark.parametrize("task", [MNIST, FASHION_MNIST, TASK], ids=lambda task: task.inside)
+def test_rows_have_a_known_part_and_a_file_of_their_own(task: ImageTask):
+    rows = methods(task.outside)
+    assert {method.part for method in rows.values()} == set(PARTS)
+    files = {image_run._path(Path(), name) for name in rows}
+    assert len(files) == len(rows)
+    assert set(image_run.DRAWN) <= set(rows)
+
+
+@pytest.mark.parametrize("row", ["DAP, ours", "VI", "DDU"])
+def test_detection_is_that_of_the_scores(finished, bench: Bench, row: str):
+    with coarsely():
+        fitted = methods(bench.task.outside)[row].fit(bench)
+    with torch.no_grad():
+        inside = fitted.answer(bench.test[0]).scores
+        outside = {name: fitted.answer(x).scores for name, x in bench.outside.items()}
+    stored = finished("mlp").rows[row]["ood"]
+    assert set(stored) == set(inside)
+    for score, near in inside.items():
+        for name, scores in outside.items():
+            far, found = scores[score], stored[score][name]
+            assert found["auroc"] == pytest.approx(auroc(far, near), abs=1e-6), (score, name)
+            flagged = [float((near >= t).double().mean()) for t in far if (far >= t).double().mean() >= 0.95]
+            assert found["fpr95"] == pytest.approx(min(flagged), abs=1e-6), (score, name)
+
+
+def test_what_is_measured_does_not_depend_on_the_batches(bench: Bench, monkeypatch):
+    fitted = methods(bench.task.outside)["VI"].fit(bench)
+    with torch.no_grad():
+        whole = image_run.measured(fitted, bench, curves=False)
+        monkeypatch.setattr(image_run, "BATCH", 32)
+        assert image_run.measured(fitted, bench, curves=False)["ood"] == whole["ood"]
+
+
+# Doubt
+
+
+def test_doubt_is_the_order_of_one_minus_the_largest_probability(generator):
+    log_probs = torch.randn(500, 10, generator=generator, dtype=torch.float64).mul(3).log_softmax(-1)
+    torch.testing.assert_close(doubt(log_probs), -log_probs.max(-1).values, rtol=0, atol=1e-12)
+    assert torch.equal(doubt(log_probs).argsort(), (1 - log_probs.max(-1).values.exp()).argsort())
+
+
+def test_doubt_has_no_ties_where_probabilities_are_one():
+    gaps = torch.linspace(37.5, 300, 200, dtype=torch.float64)
+    log_probs = torch.stack([gaps, torch.zeros_like(gaps), -gaps], -1).log_softmax(-1)
+    assert (log_probs.max(-1).values.exp() == 1).all()  # so they would tie
+    assert (doubt(log_probs).diff() < 0).all()
+
+
+def test_doubt_of_what_does_not_sum_to_one_is_minus_the_largest_log_probability(generator):
+    totals = torch.randn(100, 1, generator=generator, dtype=torch.float64) * 200
+    log_probs = torch.randn(100, 10, generator=generator, dtype=torch.float64).log_softmax(-1) + totals
+    assert torch.equal(doubt(log_probs), -log_probs.max(-1).values)
+    assert torch.equal(doubt(torch.full((3, 10), -torch.inf).double()), torch.full((3,), torch.inf).double())
+
+
+def test_confident_networks_leave_no_ties_in_the_rows(bench: Bench):
+    """Networks answer in single precision; the rows do not."""
+    model = bench.map.network
+    with torch.no_grad():
+        model[-1].weight *= 40
+        scores = image_methods.posterior_alone(bench.map).answer(bench.test[0]).scores["confidence"]
+    assert len(scores.unique()) == len(scores)
+
+
+# What is remembered
+
+
+@pytest.mark.parametrize("posterior", ["variational", "ensemble"])
+def test_our_row_is_calibrate_with_all_defaults(bench: Bench, posterior: str):
+    """Bit for bit, the first time and when distances are remembered, beside another posterior's distances."""
+    row = {"variational": "DAP, ours", "ensemble": "DE + DAP, ours"}[posterior]
+    rows = methods(bench.task.outside)
+    fitted, others = rows[row].fit(bench), rows["DAP, ours" if posterior == "ensemble" else "DE + DAP, ours"].fit(bench)
+    plain = calibrate(getattr(bench, posterior), train=bench.train, held_out=bench.held_out)
+    expected = image_methods.adjusted(plain)
+    assert fitted.facts == expected.facts
+    with torch.no_grad():
+        for images in (bench.test[0], *bench.outside.values()):
+            for x in (images, *images.split(32), images[7:31], images.clone()):
+                others.answer(x)
+                for _ in range(2):
+                    ours, theirs = fitted.answer(x), expected.answer(x)
+                    assert ours.scores.keys() == theirs.scores.keys()
+                    for name, score in theirs.scores.items():
+                        assert torch.equal(ours.scores[name], score), name
+                    assert torch.equal(ours.log_probs, theirs.log_probs)
+
+
+def plainly(space: image_bench.FittedSpace, x: Tensor) -> Tensor:
+    return image_bench.FittedSpace(space.name, space.projector, space.metric, space.radius).raw(x)
+
+
+def test_distances_are_computed_once(bench: Bench, monkeypatch):
+    spaces = bench.measured(bench.variational).distance.spaces
+    first = [space.raw(bench.test[0]) for space in spaces]
+    again = [space.raw(bench.test[0]) for space in spaces]
+    assert all(one is two for one, two in zip(first, again, strict=True))
+    inputs = [m.distance.spaces[-1].raw(bench.test[0]) for m in map(bench.measured, (bench.variational, bench.map))]
+    assert inputs[0] is inputs[1], "distances between inputs depend on no network"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x.clone().mul_(0.5),
+        lambda x: x.flip(0),
+        lambda x: x[::2],  # begins where x[:50] does, and has its length
+        lambda x: x[:50].transpose(2, 3),
+        lambda x: x[1:51],
+        lambda x: x[:1].expand(50, -1, -1, -1),
+    ],
+    ids=["other values", "another order", "every second", "transposed", "shifted", "repeated"],
+)
+def test_other_images_have_their_own_distance(bench: Bench, other: Callable[[Tensor], Tensor]):
+    x = bench.test[0]
+    for space in bench.measured(bench.variational).distance.spaces:
+        space.raw(x), space.raw(x[:50])
+        assert torch.equal(space.raw(other(x)), plainly(space, other(x)))
+
+
+def test_images_where_the_bench_had_its_own_have_their_own_distance(bench: Bench):
+    """A distance that outlives its bench must not take new images for old ones by their address."""
+    shape, outside = bench.test[0].shape, bench.outside["noise"].shape
+    spaces = bench.measured(bench.variational).distance.spaces
+    for space in spaces:
+        for x in (bench.test[0], *bench.outside.values()):
+            space.raw(x)
+    bench.__dict__.clear()
+    gc.collect()
+    held = []
+    for seed in range(20):
+        for size in (shape, outside):
+            x = torch.rand(size, generator=torch.Generator().manual_seed(seed))
+            for space in spaces:
+                assert torch.equal(space.raw(x), plainly(space, x))
+            held.append(x)
+
+
+# Which rows, and which seeds
+
+
+class Counted:
+    """A method that counts how often it is fitted."""
+
+    def __init__(self) -> None:
+        self.seeds: list[int] = []
+
+    def __call__(self, bench: Bench) -> Fitted:
+        self.seeds.append(bench.seed)
+        return Fitted(lambda x: Answer({"score": x.mean((1, 2, 3))}))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counted]:
+    found = {part: Counted() for part in PARTS}
+    monkeypatch.setattr(image_run, "methods", lambda _: {f"the {p}": Method(p, c, "score") for p, c in found.items()})
+    return found
+
+
+def test_finished_rows_are_read_back(counted, tmp_path: Path):
+    first = run_task("blobs", TASK, Run(tmp_path, seeds=2)).numbers
+    assert all(c.seeds == ([0] if part == "trained" else [0, 1]) for part, c in counted.items())
+    (tmp_path / "seed-1" / "row-the-newer.json").unlink()
+    said: list[str] = []
+    steps: list[tuple[str, int, int]] = []
+    second = run_task("blobs", TASK, Run(tmp_path, seeds=2, say=said.append, progress=lambda *s: steps.append(s)))
+    assert counted["newer"].seeds == [0, 1, 1]
+    assert sum(len(c.seeds) for c in counted.values()) == 2 * len(PARTS)
+    assert len(said) == len(set(said)) == 2 * len(PARTS) - 1
+    assert "blobs, seed-1: the newer" in said
+    assert steps[-1] == ("methods and seeds", 2 * len(PARTS) - 1, 2 * len(PARTS) - 1)
+    assert without_seconds(second.numbers) == without_seconds(first)
+
+
+def without_seconds(numbers: dict) -> dict:
+    numbers = json.loads(json.dumps(numbers))
+    for run in numbers["runs"]:
+        for row in run["rows"].values():
+            del row["seconds"]
+    return numbers
+
+
+def test_parts_choose_rows(counted, tmp_path: Path):
+    numbers = run_task("blobs", TASK, Run(tmp_path, seeds=1, parts=("oracle", "paper"))).numbers
+    assert list(numbers["runs"][0]["rows"]) == ["the paper", "the oracle"], "in the table's order"
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_all_seeds_have_trained_rows_only_where_all_is_wanted(counted, tmp_path: Path, full: bool):
+    numbers = run_task("blobs", TASK, Run(tmp_path, seed=3, seeds=3, full=full, parts=("trained", "paper"))).numbers
+    assert numbers["seeds"] == [run["seed"] for run in numbers["runs"]] == [3, 4, 5]
+    assert counted["paper"].seeds == [3, 4, 5]
+    assert counted["trained"].seeds == ([3, 4, 5] if full else [3])
+    assert ["the trained" in run["rows"] for run in numbers["runs"]] == [True, full, full]
+
+
+def test_five_seeds_unless_told_otherwise(counted, tmp_path: Path):
+    assert run_task("blobs", TASK, Run(tmp_path, parts=("paper",))).numbers["seeds"] == [0, 1, 2, 3, 4]
+
+
+def test_unknown_parts_are_named_before_anything_is_done(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"Expected parts among paper, ours, .*trained, got mine, theirs"):
+        run_task("blobs", TASK, Run(tmp_path, parts=("theirs", "paper", "mine")))
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_data_are_missed_before_anything_is_trained(tmp_path: Path, monkeypatch):
+    def missing() -> Tensor:
+        raise FileNotFoundError("flat.gz is nowhere")
+
+    monkeypatch.setattr(image_bench, "OUTSIDE", {"noise": noise, "flat": missing})
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run_task("blobs", TASK, Run(tmp_path, seeds=1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_seeds_differ_in_data_networks_and_draws(tmp_path: Path):
+    one, other = (Bench(TASK, seed, tmp_path / str(seed), "cpu") for seed in (0, 1))
+    assert not torch.equal(one.held_out[0], other.held_out[0])
+    pooled = [torch.cat([b.train[0], b.held_out[0]]).flatten(1).sum(1).sort().values for b in (one, other)]
+    assert torch.equal(*pooled), "the same pictures, split differently"
+    weights = [b.network(s)[1].weight for b in (one, other) for s in (b.seed * 2, b.seed * 2 + 1)]
+    assert len({w.sum().item() for w in weights}) == 4, "no member of one seed is a member of another"

@@ -10,8 +10,9 @@ from dapcal.experiments.datasets import Table
 from dapcal.experiments.gap_evaluation import evaluate
 from dapcal.experiments.gap_summary import summarise
 from dapcal.experiments.gap_training import Plan, choose, prepare, score_ensemble, score_map, score_variational, train
+from dapcal.experiments.published import UCI_GAP
 from dapcal.experiments.records import Run
-from dapcal.experiments.uci_gap import EXPERIMENT, PUBLISHED, run_plan
+from dapcal.experiments.uci_gap import EXPERIMENT, run_plan
 
 ROWS = 240
 
@@ -174,6 +175,6 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
 
 
 def test_the_experiment_names_what_the_paper_published():
-    assert set(PUBLISHED) == set(Plan().tables)
+    assert set(UCI_GAP) == set(Plan().tables)
     assert EXPERIMENT.settings is not None
     assert EXPERIMENT.settings["epochs"] == (20, 40, 100, 200)

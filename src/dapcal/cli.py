@@ -66,34 +66,36 @@ def reproduce(
     from dapcal.experiments import EXPERIMENTS
 
     if name not in EXPERIMENTS:
-        console.print(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.")
-        raise typer.Exit(2)
+        raise _end(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.", 2)
     given: dict[str, Any] = {"seeds": seeds, "device": device, "parts": parts, "jobs": jobs, "full": full}
     known = EXPERIMENTS[name].options
     for option, value in given.items():
         if value is not None and option not in known:
             heeded = ", ".join(f"--{o}" for o in ("seed", *known))
-            console.print(f"{name} has no option --{option}; it has {heeded}.")
-            raise typer.Exit(2)
+            raise _end(f"{name} has no option --{option}; it has {heeded}.", 2)
     if parts is not None:
         given["parts"] = tuple(part.strip() for part in parts.split(","))
     if "jobs" in known and jobs is None:
         given["jobs"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        _run([name], out, seed, {option: value for option, value in given.items() if value is not None})
-    except (ValueError, OSError) as error:
-        console.print(str(error), style="red", highlight=False)
-        raise typer.Exit(1) from error
+    _run([name], out, seed, {option: value for option, value in given.items() if value is not None})
 
 
 def _run(names: list[str], out: Path, seed: int, options: dict[str, Any] | None = None) -> None:
+    if out.exists() and not out.is_dir():
+        raise _end(f"Expected a folder for --out, but {out} is a file; name another.", 2)
+    try:
+        typer.echo(_write(names, out, seed, options or {}))
+    except KeyboardInterrupt:
+        raise _end("Interrupted; the same command goes on from what is finished.", 130) from None
+    except (ImportError, ValueError, OSError) as error:  # these say what to do
+        raise _end(str(error), 1) from error
+
+
+def _write(names: list[str], out: Path, seed: int, options: dict[str, Any]) -> Path:
     from dapcal.experiments import EXPERIMENTS
     from dapcal.experiments.records import Run
     from dapcal.experiments.runner import run_and_write, write_page
 
-    if out.exists() and not out.is_dir():
-        console.print(f"Expected a folder for --out, but {out} is a file; name another.")
-        raise typer.Exit(2)
     outcomes = {}
     columns = (TextColumn("{task.description:<36}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bars:
@@ -104,12 +106,17 @@ def _run(names: list[str], out: Path, seed: int, options: dict[str, Any] | None 
                 seed=seed,
                 progress=_reporter(bars, experiment.title),
                 say=bars.console.print,
-                **(options or {}),
+                **options,
             )
             outcome = run_and_write(name, experiment, out, run)
             outcomes[name] = (experiment, outcome)
-    page = write_page(out, outcomes)
-    typer.echo(page)
+    return write_page(out, outcomes)
+
+
+def _end(message: str, code: int) -> typer.Exit:
+    """Say why; brackets in it are no markup, and no path is broken over lines."""
+    console.print(message, style="red", highlight=False, markup=False, soft_wrap=True)
+    return typer.Exit(code)
 
 
 def _reporter(bars: Progress, title: str) -> Callable[[str, int, int], None]:
@@ -126,8 +133,4 @@ def _reporter(bars: Progress, title: str) -> Callable[[str, int, int], None]:
 def main() -> None:
     """Entry point; an interrupted or terminated run cleans up and ends without a traceback."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        app()
-    except KeyboardInterrupt:
-        console.print("Interrupted; nothing half-written was left behind.")
-        sys.exit(130)
+    app()

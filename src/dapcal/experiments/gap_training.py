@@ -28,6 +28,7 @@ class Plan:
         load: from a name to the data set with its gap splits.
         rates: learning rates that are tried.
         paper_rates: those that the paper tried.
+        untuned_rate: learning rate of one more variational posterior, trained the longest, with nothing chosen.
         epochs: numbers of epochs that are tried.
         hidden: widths of the hidden layers.
         batch_size: of the minibatches.
@@ -41,6 +42,7 @@ class Plan:
     load: Callable[[str], Table] = uci
     rates: tuple[float, ...] = (1e-2, 1e-3, 1e-4, 1e-5)
     paper_rates: tuple[float, ...] = (1e-2, 1e-4, 1e-5)
+    untuned_rate: float = 1e-3
     epochs: tuple[int, ...] = (20, 40, 100, 200)
     hidden: tuple[int, ...] = (50, 50)
     batch_size: int = 64
@@ -55,6 +57,7 @@ class Plan:
         return {
             "network": "-".join(["D", *map(str, self.hidden), "1"]) + " ReLU", "sigma0": 1.0, "kl_weight": 1.0,
             "initial_scale": 0.02, "learning_rates": self.rates, "paper_learning_rates": self.paper_rates,
+            "untuned_learning_rate": self.untuned_rate,
             "epochs": self.epochs, "batch_size": self.batch_size, "members": self.members, "draws": self.draws,
             "held_out": self.held_out, "trained_together": self.together,
         }  # fmt: skip

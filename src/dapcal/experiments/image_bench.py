@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,10 +95,26 @@ class Bench:
         return {name: OUTSIDE[name]().to(self.device) for name in self.task.outside}
 
     @staticmethod
-    def stages(task: ImageTask) -> list[list[str]]:
-        """Names of all training runs; those of a stage need only what the stages before it have trained."""
+    def look_for_data(task: ImageTask) -> None:
+        """Load all data once, so that what is missing is missed now and not after hours of training."""
+        for part in ("train", "test"):
+            INSIDE[task.inside](part)
+        for name in task.outside:
+            OUTSIDE[name]()
+
+    @staticmethod
+    def stages(task: ImageTask, parts: Collection[str] | None = None) -> list[list[str]]:
+        """Names of the training runs that parts of the table need; each stage needs those before it alone."""
         members = [f"member-{number}" for number in range(task.members)]
-        return [[*members, "spectral", "dropout"], ["variational", "spectral-variational", "swag"]]
+        posteriors = [*members, "dropout", "variational", "swag"]
+        needed = {
+            "paper": [*members, "variational"], "ours": posteriors, "posteriors": posteriors, "newer": members[:1],
+            "questions": [members[0], "variational", "spectral", "spectral-variational"],
+            "oracle": [members[0], "variational"], "trained": [],
+        }  # fmt: skip
+        wanted = {name for part in (needed if parts is None else parts) for name in needed[part]}
+        order = [[*members, "spectral", "dropout"], ["variational", "spectral-variational", "swag"]]
+        return [[name for name in stage if name in wanted] for stage in order]
 
     def fit(self, name: str) -> None:
         """One training run by its name; what comes of it is in its checkpoint."""
@@ -197,7 +213,7 @@ class Bench:
 
     @cached_property
     def _memory(self) -> _Memory:
-        return _Memory(frozenset(t.untyped_storage().data_ptr() for t in (self.test[0], *self.outside.values())), {})
+        return _Memory({t.untyped_storage().data_ptr(): t for t in (self.test[0], *self.outside.values())}, {})
 
     @cached_property
     def _first_half(self) -> Labelled:
@@ -218,10 +234,10 @@ class Bench:
 
 
 class _Memory(NamedTuple):
-    """Distances of parts of tensors that stay where they are, by space, address and length."""
+    """Distances of parts of tensors, by space, address, shape and strides."""
 
-    kept: frozenset[int]  # addresses of those tensors' storage
-    known: dict[tuple[object, int, int], Tensor]
+    kept: dict[int, Tensor]  # by address; kept, since a freed tensor's address becomes another's
+    known: dict[tuple[object, int, torch.Size, tuple[int, ...]], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,7 +251,7 @@ class _Remembering(FittedSpace):
         """Distance before the radius, (N,)."""
         if x.untyped_storage().data_ptr() not in self.memory.kept:
             return super().raw(x)
-        place = (self.key, x.data_ptr(), len(x))
+        place = (self.key, x.data_ptr(), x.shape, x.stride())
         if place not in self.memory.known:
             self.memory.known[place] = super().raw(x)
         return self.memory.known[place]

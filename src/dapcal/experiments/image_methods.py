@@ -243,6 +243,9 @@ _QUESTIONS = {
     "DAP, paper's, spectral": Method(
         "questions", lambda b: adjusted(paper(b, Reweight(), b.spectral_variational, b.spectral)), "confidence"
     ),
+    "DAP, paper's, features of VI": Method(
+        "questions", lambda b: adjusted(paper(b, Reweight(), b.variational, b.variational)), "confidence"
+    ),
     "DAP, paper's, Pareto-smoothed": Method(
         "questions", lambda b: adjusted(paper(b, Reweight(smooth=True), b.variational, b.map)), "confidence"
     ),

@@ -7,11 +7,9 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,14 @@ from torch import Tensor
 from dapcal import metrics
 from dapcal.experiments.image_bench import Bench, ImageTask
 from dapcal.experiments.image_methods import PARTS, Answer, Fitted, methods
+from dapcal.experiments.parallel import processes
 from dapcal.experiments.records import Outcome, Run, environment
 from dapcal.files import remove_parts, write_text
 from dapcal.types import DapcalWarning
 
 SEEDS = 5
 BATCH = 2000  # images at a time
+PAUSE = 0.1  # seconds between looks at what other processes have done
 DRAWN = ("MAP", "ODIN", "DDU", "DE", "VI", "DAP, paper's", "DAP, ours")  # rows whose curves are kept
 BINS = 60
 
@@ -35,6 +35,7 @@ def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
     """All seeds of a task; rows that are finished already are read back."""
     seeds = range(this.seed, this.seed + (SEEDS if this.seeds is None else this.seeds))
     rows = {seed: _rows(task, this, is_first=seed == this.seed) for seed in seeds}
+    Bench.look_for_data(task)
     total = sum(len(names) for names in rows.values())
     told: set[Path] = set()
 
@@ -47,10 +48,11 @@ def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
 
     threads = max(1, torch.get_num_threads() // this.jobs)
     places = [(task, seed, this.work / f"seed-{seed}", this.device, threads) for seed in seeds]
-    with _workers(this.jobs) as work:
-        for stage in Bench.stages(task) if this.jobs > 1 else []:  # else rows train what they need
-            work([(_train, (*place, name)) for name in stage for place in places], tell)
-        work([(_make_rows, (*place, rows[place[1]])) for place in places], tell)
+    with processes(this.jobs) as submit:
+        for stage in Bench.stages(task, this.parts) if this.jobs > 1 else []:  # else rows train what they need
+            _await([submit(_train, *place, name) for name in stage for place in places], tell)
+        here = (tell,) if this.jobs == 1 else ()
+        _await([submit(_make_rows, *place, rows[place[1]], *here) for place in places], tell)
     tell()
     numbers = {
         "experiment": name,
@@ -71,28 +73,15 @@ def settings(task: ImageTask) -> dict[str, Any]:
     return {**asdict(task), "network": task.network.__doc__, "sigma0": 1.0, "kl_weight": 1.0}
 
 
-@contextmanager
-def _workers(jobs: int) -> Iterator[Callable[[list[tuple[Callable, tuple]], Callable[[], None]], None]]:
-    """A function that does calls in several processes (or in this one) and tells of it every second."""
-
-    def here(calls: list[tuple[Callable, tuple]], tell: Callable[[], None]) -> None:
-        for function, arguments in calls:
-            function(*arguments, tell)
-
-    if jobs == 1:
-        yield here
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-
-        def apart(calls: list[tuple[Callable, tuple]], tell: Callable[[], None]) -> None:
-            pending: set[Future[None]] = {pool.submit(function, *arguments) for function, arguments in calls}
-            while pending:
-                done, pending = wait(pending, timeout=1.0)
-                for future in done:
-                    future.result()
-                tell()
-
-        yield apart
+def _await(calls: list[Future[None]], tell: Callable[[], None]) -> None:
+    """Tell of what is finished, until all is; the first error is raised at once."""
+    while calls:
+        done = {future for future in calls if future.done()}  # `futures.wait` breaks where Ctrl-C meets its locks
+        for future in done:
+            future.result()
+        tell()
+        calls = [future for future in calls if future not in done]
+        time.sleep(PAUSE if calls else 0)
 
 
 def _train(task: ImageTask, seed: int, work: Path, device: str, threads: int, name: str) -> None:
@@ -136,7 +125,7 @@ def _rows(task: ImageTask, this: Run, is_first: bool) -> list[str]:
 
 
 def _path(work: Path, row: str) -> Path:
-    return work / f"row-{re.sub('[^a-z0-9φ]+', '-', row.lower()).strip('-')}.json"
+    return work / f"row-{re.sub('[^a-z0-9φ+]+', '-', row.lower()).strip('-')}.json"
 
 
 def _read(work: Path, names: list[str], curves: bool) -> dict[str, Any]:

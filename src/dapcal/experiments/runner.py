@@ -9,6 +9,8 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from dapcal import __version__
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.files import complete_or_absent, remove_parts, write_text
@@ -23,6 +25,7 @@ def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> 
     folder.mkdir(parents=True, exist_ok=True)
     remove_parts(folder)
     run = replace(run, work=run.work / name)
+    _check_device(run.device)
     _check_work(experiment, run)
     outcome = experiment.run(run)
     for picture in outcome.pictures:
@@ -38,10 +41,26 @@ def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> 
 def as_json(numbers: object) -> str:
     """The text of a result file: indented, but every list of plain numbers on one line."""
     text = json.dumps(numbers, indent=1, allow_nan=True, ensure_ascii=False)
-    return _NUMBERS.sub(lambda found: "[" + ", ".join(found[1].replace(",", " ").split()) + "]", text) + "\n"
+    return _STRING_OR_NUMBERS.sub(_on_one_line, text) + "\n"
 
 
-_NUMBERS = re.compile(r"\[\s*((?:[-+.\deE]|NaN|Infinity|null|,|\s)+?)\s*\]")
+_STRING_OR_NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|\[\s*((?:[-+.\deE]|NaN|Infinity|null|,|\s)+?)\s*\]')
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """Strings as they are: what looks like a list inside them is none."""
+    return found[0] if found[1] is None else "[" + ", ".join(found[1].replace(",", " ").split()) + "]"
+
+
+def _check_device(device: str) -> None:
+    """Found out now, not by a network that is moved there."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"Expected a device that torch can use here, got {device}: {reason}; try --device cpu"
+        ) from error
 
 
 def _check_work(experiment: Experiment, run: Run) -> None:
@@ -50,13 +69,17 @@ def _check_work(experiment: Experiment, run: Run) -> None:
     told.pop("jobs", None)  # changes the time it takes, and nothing else
     words = json.dumps(told | {"settings": experiment.settings}, indent=1, default=str)
     mark = run.work / "settings.json"
-    if mark.exists() and mark.read_text(encoding="utf-8") != words:
+    run.work.mkdir(parents=True, exist_ok=True)
+    remove_parts(run.work)
+    begun = [path for path in run.work.iterdir() if path != mark]
+    if begun and not mark.exists():  # killed while the work of a finished run was removed
+        shutil.rmtree(run.work)
+        run.work.mkdir()
+    elif begun and mark.read_text(encoding="utf-8") != words:
         raise ValueError(
             f"{run.work} holds unfinished work with other settings ({mark.name} says which); run it with those, delete "
             "the folder, or name another --out"
         )
-    run.work.mkdir(parents=True, exist_ok=True)
-    remove_parts(run.work)
     write_text(mark, words)
 
 

@@ -15,6 +15,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
 from dapcal.experiments.both import calibrate_both
 from dapcal.experiments.plots import ORANGE, calibration_panel, mesh, new_figure, style
+from dapcal.experiments.published import PHI
 from dapcal.experiments.records import (
     Experiment,
     Outcome,
@@ -37,7 +38,7 @@ POINTS, NOISE, WIDTH, DRAWS = 1000, 0.07, 20, 100
 MAP_EPOCHS, VI_EPOCHS, VI_SAMPLES = 100, 2000, 8
 FAR = 2.5  # "away from the data": further than this from every training point
 LOW, HIGH = (-4.5, -4.5), (5.5, 5.0)
-PUBLISHED_PHI = -4.85
+PUBLISHED_PHI = PHI["two-moons"]
 
 
 def moons(n: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:

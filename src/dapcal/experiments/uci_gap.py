@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from dapcal.experiments.gap_evaluation import evaluate
 from dapcal.experiments.gap_summary import summarise
 from dapcal.experiments.gap_training import Plan, prepare, train
+from dapcal.experiments.parallel import processes
+from dapcal.experiments.published import UCI_GAP
 from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread
 from dapcal.files import complete_or_absent, remove_parts, write_text
-
-PUBLISHED = {  # test log-likelihood, mean and standard error, from the paper's source
-    "boston": {"MAP": (-4.09, 0.52), "VI": (-3.18, 0.19), "VI + paper": (-3.14, 0.19)},
-    "concrete": {"MAP": (-3.91, 0.14), "VI": (-3.76, 0.09), "VI + paper": (-3.72, 0.08)},
-    "energy": {"MAP": (-16.69, 6.53), "VI": (-3.12, 0.54), "VI + paper": (-3.12, 0.54)},
-    "naval": {"MAP": (-31.71, 6.89), "VI": (-144.71, 23.36), "VI + paper": (-6.31, 1.69)},
-    "wine": {"MAP": (-1.03, 0.05), "VI": (-0.925, 0.02), "VI + paper": (-0.925, 0.02)},
-}
-
-
-Submit = Callable[..., "Future[str]"]
 
 
 class Unit(NamedTuple):
@@ -43,29 +30,29 @@ class Unit(NamedTuple):
         return work / f"{self.table}-{self.splits[0]}.safetensors"
 
 
-def run(run: Run) -> Outcome:
+def run(this: Run) -> Outcome:
     """Train and evaluate all splits, over several processes; what an interrupted run has finished is taken over."""
-    return run_plan(Plan(), run)
+    return run_plan(Plan(), this)
 
 
-def run_plan(plan: Plan, run: Run) -> Outcome:
+def run_plan(plan: Plan, this: Run) -> Outcome:
     """The experiment with another plan."""
     started = time.perf_counter()
-    run.work.mkdir(parents=True, exist_ok=True)
-    remove_parts(run.work)
+    this.work.mkdir(parents=True, exist_ok=True)
+    remove_parts(this.work)
     counts = {name: len(plan.load(name).splits) for name in plan.tables}
     units = [
         Unit(name, tuple(range(first, min(first + plan.together, count))))
         for name, count in counts.items() for first in range(0, count, plan.together)
     ]  # fmt: skip
-    records = _records(plan, run, units)
+    records = _records(plan, this, units)
     return Outcome(
         {
             "experiment": "uci-gap",
-            "seed": run.seed,
+            "seed": this.seed,
             "environment": environment(),
             "settings": plan.settings,
-            "published": PUBLISHED,
+            "published": UCI_GAP,
             "summary": summarise(records),
             "splits": records,
             "seconds": round(time.perf_counter() - started, 1),
@@ -74,13 +61,13 @@ def run_plan(plan: Plan, run: Run) -> Outcome:
     )
 
 
-def _records(plan: Plan, run: Run, units: list[Unit]) -> list[dict[str, Any]]:
+def _records(plan: Plan, this: Run, units: list[Unit]) -> list[dict[str, Any]]:
     """One record for each split, in the order of the units; the largest data sets are trained first."""
     total, done = sum(len(unit.splits) for unit in units), 0
-    with _workers(run.jobs) as submit:
+    with processes(this.jobs) as submit:
         waiting: dict[Future[str], tuple[Unit, int | None]] = {}
         for unit in sorted(units, key=lambda unit: -len(plan.load(unit.table).x)):
-            waiting[submit(_train, plan, unit, run.seed, run.work)] = unit, None
+            waiting[submit(_train, plan, unit, this.seed, this.work)] = unit, None
         while waiting:
             finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in [one for one in waiting if one in finished]:
@@ -88,35 +75,15 @@ def _records(plan: Plan, run: Run, units: list[Unit]) -> list[dict[str, Any]]:
                 line = future.result()
                 if split is None:
                     for own in unit.splits:
-                        waiting[submit(_evaluate, plan, unit, own, run.seed, run.work)] = unit, own
+                        waiting[submit(_evaluate, plan, unit, own, this.seed, this.work)] = unit, own
                     continue
                 done += 1
-                run.say(line)
-                run.progress("splits", done, total)
-    return [json.loads(_record_of(unit, own, run.work).read_text()) for unit in units for own in unit.splits]
+                this.say(line)
+                this.progress("splits", done, total)
+    return [json.loads(_record_of(unit, own, this.work).read_text()) for unit in units for own in unit.splits]
 
 
-@contextmanager
-def _workers(jobs: int) -> Iterator[Submit]:
-    """Processes that start afresh (a forked torch may hang), with one thread each; this process for one job."""
-    if jobs <= 1:
-        with one_thread():
-            yield _done_here
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield pool.submit
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _done_here(task: Callable[..., str], *arguments: Any) -> Future[str]:
-    future: Future[str] = Future()
-    future.set_result(task(*arguments))
-    return future
-
-
+@one_thread()
 def _train(plan: Plan, unit: Unit, seed: int, work: Path) -> str:
     path = unit.networks(work)
     if path.exists():
@@ -129,6 +96,7 @@ def _train(plan: Plan, unit: Unit, seed: int, work: Path) -> str:
     return f"{path.name}: trained"
 
 
+@one_thread()
 def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
     path = _record_of(unit, split, work)
     if not path.exists():
@@ -140,12 +108,21 @@ def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
             "split": split,
             "column": table.columns[split],
             "constant": bool((table.x[:, split] == table.x[0, split]).all()),
-            "rows": evaluate(plan, prepare(plan, table, split, seed), networks, seed),
+            "rows": _short(evaluate(plan, prepare(plan, table, split, seed), networks, seed)),
         }
         write_text(path, json.dumps(record) + "\n")
     rows = json.loads(path.read_text())["rows"]
     shown = ", ".join(f"{name} {rows[name]['log_likelihood']:.2f}" for name in ("VI", "VI + paper", "VI + ours"))
     return f"{unit.table} {split}: {shown}"
+
+
+def _short(value: Any) -> Any:
+    """Numbers to seven digits: more would say nothing, and fill the result file."""
+    if isinstance(value, dict):
+        return {name: _short(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(inner) for inner in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _record_of(unit: Unit, split: int, work: Path) -> Path:

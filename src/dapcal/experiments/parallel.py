@@ -1,0 +1,77 @@
+"""Calls in several processes that end with the one that started them, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
+from typing import Any
+
+Submit = Callable[..., Future[Any]]
+"""Takes a function and its arguments."""
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[Submit]:
+    """Processes that start afresh (a forked torch may hang); for one job calls are done here, at once.
+
+    An error or interrupt inside the block ends the others, and so does the death of this process.
+
+    Args:
+        jobs: processes at a time.
+    """
+    if jobs <= 1:
+        yield _done_here
+        return
+    others = active_children()
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_parent)
+
+    def submit(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        with _interrupts_held():
+            return pool.submit(function, *arguments)
+
+    try:
+        yield submit
+    except BaseException:
+        for process in set(active_children()).difference(others):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _done_here(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(function(*arguments))
+    return future
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Signals to end come after the block: a process is started as a whole, and never hears of Ctrl-C itself."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end_with_parent() -> None:
+    """A process of a pool whose parent was killed would wait for calls for ever."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # held since before this process started
+
+    def watch() -> None:
+        parent = parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    Thread(target=watch, daemon=True).start()

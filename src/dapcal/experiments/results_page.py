@@ -1,0 +1,116 @@
+"""The results page and its figures, made from result files and from nothing else but the paper's numbers.
+
+Run: python -m dapcal.experiments.results_page results docs
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dapcal.experiments import results_gap, results_images
+from dapcal.experiments.published import IMAGES
+from dapcal.experiments.results_cells import DOWN, UP, table
+from dapcal.experiments.results_figures import Drawing, save
+from dapcal.experiments.results_files import GapResults, ImageResults, Source, read_gap, read_images
+from dapcal.files import complete_or_absent, write_text
+
+
+class Page(NamedTuple):
+    """The text, and the figures that it shows."""
+
+    text: str
+    drawings: list[Drawing]
+
+
+def results_page(folder: Path) -> Page:
+    """The page for whichever experiments have a file in the folder."""
+    gap = read_gap(folder)
+    images = [found for name in IMAGES if (found := read_images(folder, name)) is not None]
+    blocks: list[str | Drawing] = ["# Results", *_top(gap, images)]
+    if gap is not None:
+        blocks += results_gap.section(gap)
+    for found in images:
+        blocks += results_images.section(found)
+    text = "\n\n".join(_shown(block) if isinstance(block, Drawing) else block for block in blocks)
+    return Page(text + "\n", [block for block in blocks if isinstance(block, Drawing)])
+
+
+def write(results: Path, docs: Path) -> None:
+    """`results.md` with its figures; figures that it no longer shows are removed."""
+    page = results_page(results)
+    docs.mkdir(parents=True, exist_ok=True)
+    for drawing in page.drawings:
+        with complete_or_absent(docs / _file(drawing)) as part:
+            save(drawing, part)
+    write_text(docs / "results.md", page.text)
+    for path in docs.glob("results-*.png"):
+        if path.name not in map(_file, page.drawings):
+            path.unlink()
+
+
+def _top(gap: GapResults | None, images: Sequence[ImageResults]) -> list[str]:
+    """What was run, how to run it again, and how to read the numbers."""
+    sources = [(found.experiment, source) for found in images for source in found.sources]
+    if gap is not None:
+        sources.insert(0, ("uci-gap", gap.source))
+    commands = "\n".join(f"dapcal reproduce {name}" for name in dict.fromkeys(name for name, _ in sources))
+    return [
+        "Every number and figure here is made by `make page` from the files in `results/`; the paper's numbers are in "
+        "`src/dapcal/experiments/published.py`. The toy experiments are in the [README](../README.md) and in "
+        "[every posterior, before and after](posteriors.md).",
+        "## What was run",
+        table(["experiment", "file", "seeds", "made on"], [_source(name, source) for name, source in sources], words=4),
+        f"To run it again (for the data see [data.md](data.md); images want a GPU, `--device cuda`):\n\n"
+        f"```\nexport DAPCAL_DATA=...\n{commands}\n```",
+        "## How to read it",
+        _CONVENTIONS,
+    ]
+
+
+def _source(name: str, source: Source) -> list[str]:
+    versions = ", ".join(f"{tool} {version}" for tool, version in source.environment.items() if tool != "device")
+    seeds = ", ".join(map(str, source.seeds))
+    return [name, f"`{source.name}`", seeds, f"{source.environment['device']}; {versions}"]
+
+
+def _shown(drawing: Drawing) -> str:
+    first_sentence = drawing.caption.partition(". ")[0]
+    return f"![{first_sentence}]({_file(drawing)})\n\n*{drawing.caption}*"
+
+
+def _file(drawing: Drawing) -> str:
+    return f"results-{drawing.name}.png"
+
+
+_CONVENTIONS = f"""\
+- Numbers are mean ± standard error, over seeds (images) or over splits (UCI gap, one seed). A seed draws the held-out
+  images, the initial weights, the batches and the posterior draws; a single seed has no error.
+- AUROC, AUCPR and FPR95 are in per cent, OOD images are the positive class, the in-distribution test set is the
+  negative one. FPR95 is the share of test images that are flagged where 95 % of the OOD images are.
+- Numbers in brackets are the paper's. {UP} (ours is higher) and {DOWN} (ours is lower) mark a difference to the paper
+  of more than two percentage points and two of our standard errors (images, for which it gives no errors), or of more
+  than two standard errors of both together (UCI gap). Higher is not always better.
+- “Paper's” is the paper's estimator as we read it: closed-form importance weights that are not normalised, distances
+  between features of the MAP network, φ chosen on misclassified held-out images (UCI gap: on the 30 % of held-out rows
+  with the largest error). “Ours” is `dapcal.calibrate` with all defaults.
+- In these runs held-out training data chose φ, the temperatures and ODIN's step, the learning rates and epochs of UCI
+  gap and the learning rate of VI on images. In a run OOD and test data choose nothing, except in rows that are called
+  an oracle.
+- Three things were not blind. Our default stops widening a regression's variance at the mean square of the training
+  targets around the prediction, and its radius has a smallest unit: both were added after intervals on UCI gap had been
+  seen to be far too wide, so our numbers there are not of an untouched test. “VI, untuned” is there because the paper's
+  estimator does with it what it is known for; it was found by going through trained posteriors on three splits of
+  naval. DUE's and SNGP's defaults were settled while looking at Fashion-MNIST's test images.
+- Training differs from the paper's on images: it names SGD with momentum and a learning rate of 10⁻⁶ (a size that
+  suits a log joint summed over the training set); we use Adam, at the rates named below. Our MAP, DE and VI are
+  therefore other networks than the paper's, and need not agree with them.
+- SVHN's test set is cropped anew from the official images of whole numbers; that it equals the published crops bit by
+  bit is not proven ([data.md](data.md)).
+- Naval has two constant columns, whose splits are arbitrary; it is given with and without them."""
+
+
+if __name__ == "__main__":
+    write(*(Path(argument) for argument in sys.argv[1:]))

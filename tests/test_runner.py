@@ -1,0 +1,385 @@
+"""The runner and the command line: result files, unfinished work, interruptions, plain messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dapcal import cli
+from dapcal.experiments import EXPERIMENTS, parallel
+from dapcal.experiments.image_run import run_task, settings
+from dapcal.experiments.records import Experiment, Outcome, Run
+from dapcal.experiments.runner import as_json, run_and_write
+from image_cases import TASK
+
+BLOBS = Experiment(
+    "Blobs", "Made up.", partial(run_task, "blobs", TASK), ("seeds", "device", "parts", "jobs", "full"), settings(TASK)
+)
+SHORT = {"seeds": 2, "parts": ("paper",)}
+PROCESSES = Path("/proc")
+sees_processes = pytest.mark.skipif(not (PROCESSES / "self" / "stat").exists(), reason="looks at processes in /proc")
+
+
+def small_run(folder: Path, jobs: int = 1) -> None:
+    run_and_write("blobs", BLOBS, folder, Run(folder / "unfinished", jobs=jobs, **SHORT))
+
+
+def numbers_of(folder: Path) -> dict:
+    """The result file, but for times."""
+    numbers = json.loads((folder / "blobs.json").read_text(encoding="utf-8"))
+    for run in numbers["runs"]:
+        for row in run["rows"].values():
+            del row["seconds"]
+    return numbers
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("whole")
+    small_run(folder)
+    return numbers_of(folder)
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that have not ended."""
+    found = []
+    for path in PROCESSES.glob("[0-9]*/stat"):
+        try:
+            state, _, own, *_ = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended since
+            continue
+        if int(own) == group and state not in "ZX":
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.005)
+
+
+def finished_files(folder: Path) -> int:
+    """Checkpoints and rows, without those that are being written."""
+    return sum(not path.name.startswith(".") for path in (folder / "unfinished").glob("blobs/seed-*/*"))
+
+
+# Killed and gone on
+
+
+def killed_and_finished(folder: Path, jobs: int) -> None:
+    """In a process of its own: runs that are killed at random moments, later and later, and one that is not."""
+    torch.set_num_threads(1)
+    context, moments = multiprocessing.get_context("fork"), random.Random(jobs)
+    parallel.get_context = lambda _: context  # all that is imported is there
+    small_run(folder / "whole")
+    folder /= "killed"
+
+    def run() -> None:
+        os.setsid()
+        small_run(folder, jobs)
+
+    for files in (0, 2, 8, 14):  # of 18
+        while True:
+            child = context.Process(target=run)
+            child.start()
+            wait_for(lambda child=child, files=files: finished_files(folder) >= files or not child.is_alive())
+            child.join(moments.uniform(0, 0.1))
+            if child.exitcode is None:
+                break
+            assert child.exitcode == 0
+            (folder / "blobs.json").unlink()  # came to its end before the kill: start anew
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        assert not (folder / "blobs.json").exists()
+        wait_for(lambda group=child.pid: not members(group))  # the processes of a killed run end too
+    small_run(folder, jobs)
+
+
+@sees_processes
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_kills_at_random_moments_change_nothing(jobs: int, uninterrupted: dict, tmp_path: Path):
+    command = f"import pathlib, test_runner; test_runner.killed_and_finished(pathlib.Path({str(tmp_path)!r}), {jobs})"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", command], cwd=Path(__file__).parent, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert numbers_of(tmp_path / "killed") == numbers_of(tmp_path / "whole") == uninterrupted
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["blobs.json"]
+
+
+# Interrupted
+
+
+def command_line(*arguments: str) -> None:
+    """`dapcal`, which knows the blobs too."""
+    torch.set_num_threads(1)
+    EXPERIMENTS["blobs"] = BLOBS
+    sys.argv[1:] = arguments
+    cli.main()
+
+
+@sees_processes
+@pytest.mark.parametrize(("blow", "files"), [("INT", 0), ("INT", 3), ("KILL", 3)])
+def test_an_interrupted_run_ends_its_processes_and_goes_on(blow: str, files: int, uninterrupted: dict, tmp_path: Path):
+    """As its processes start, and at work: `files` are finished by then."""
+    arguments = ["reproduce", "blobs", "--out", str(tmp_path), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
+    command = [sys.executable, "-W", "ignore", "-c", f"import test_runner; test_runner.command_line(*{arguments})"]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        group = process.pid
+        wait_for(lambda: (len(members(group)) > 3 and finished_files(tmp_path) >= files) or process.poll() is not None)
+        time.sleep(0 if files else 0.5)
+        if blow == "INT":
+            os.killpg(group, signal.SIGINT)  # to all of them, as a terminal does
+        else:
+            process.send_signal(getattr(signal, f"SIG{blow}"))
+        _, errors = process.communicate(timeout=20)
+    wait_for(lambda: not members(group), seconds=20)
+    assert process.returncode == {"INT": 130, "KILL": -signal.SIGKILL}[blow], errors
+    assert "Traceback" not in errors
+    assert ("goes on from what is finished" in errors) == (blow == "INT")
+    assert not (tmp_path / "blobs.json").exists()
+    assert finished_files(tmp_path) >= files
+    small_run(tmp_path)
+    assert numbers_of(tmp_path) == uninterrupted
+
+
+# Result files
+
+
+def two_numbers(run: Run) -> Outcome:
+    """Goes on from `first`, where it was interrupted."""
+    kept = run.work / "first"
+    if not kept.exists():
+        kept.write_text("1")
+        raise InterruptedError
+    return Outcome({"seed": run.seed, "first": json.loads(kept.read_text())}, [])
+
+
+TWO = Experiment("Two", "Interrupted once.", two_numbers, ("seeds", "device", "jobs"), {"rate": 0.1})
+
+
+def interrupted(folder: Path, experiment: Experiment = TWO, **options) -> Run:
+    run = Run(folder / "unfinished", **options)
+    with pytest.raises(InterruptedError):
+        run_and_write("two", experiment, folder, run)
+    return run
+
+
+def test_a_run_goes_on_and_its_work_is_removed(tmp_path: Path):
+    run = interrupted(tmp_path, seed=3)
+    (tmp_path / ".two.json.1.part").write_text("half")
+    (run.work / "two" / ".first.1.part").write_text("half")
+    outcome = run_and_write("two", TWO, tmp_path, run)
+    assert json.loads((tmp_path / "two.json").read_text()) == outcome.numbers == {"seed": 3, "first": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["two.json"]
+
+
+def test_other_unfinished_work_is_left_alone(tmp_path: Path):
+    run = interrupted(tmp_path)
+    other = tmp_path / "unfinished" / "three" / "settings.json"
+    other.parent.mkdir()
+    other.write_text("{}")
+    run_and_write("two", TWO, tmp_path, run)
+    assert other.exists()
+    assert not (tmp_path / "unfinished" / "two").exists()
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"seeds": 4}, {"device": "meta"}, "settings"], ids=str)
+def test_unfinished_work_of_other_settings_is_refused(change, tmp_path: Path):
+    run = interrupted(tmp_path)
+    experiment = TWO._replace(settings={"rate": 0.2}) if change == "settings" else TWO
+    changed = run if change == "settings" else replace(run, **change)
+    with pytest.raises(
+        ValueError, match=r"two holds unfinished work .*delete the folder, or name another --out"
+    ) as told:
+        run_and_write("two", experiment, tmp_path, changed)
+    assert str(tmp_path / "unfinished" / "two") in str(told.value)
+    assert not (tmp_path / "two.json").exists()
+    assert run_and_write("two", TWO, tmp_path, run).numbers["first"] == 1, "and is as it was"
+
+
+def test_another_number_of_jobs_may_finish_the_work(tmp_path: Path):
+    run = interrupted(tmp_path, jobs=1)
+    assert run_and_write("two", TWO, tmp_path, replace(run, jobs=7)).numbers["first"] == 1
+
+
+def test_where_nothing_was_finished_nothing_is_refused(tmp_path: Path):
+    """An experiment of seconds keeps no work: interrupted, it may be run with another seed."""
+
+    def fails(run: Run) -> Outcome:
+        raise InterruptedError
+
+    run = interrupted(tmp_path, TWO._replace(run=fails))
+    with pytest.raises(InterruptedError):
+        run_and_write("two", TWO, tmp_path, replace(run, seed=5))
+
+
+def test_work_that_was_being_removed_is_not_taken_up(tmp_path: Path):
+    """A run that is killed as it ends may leave rows without the settings that they were made with."""
+    run = interrupted(tmp_path)
+    (run.work / "two" / "settings.json").unlink()
+    interrupted(tmp_path, seed=8)
+    assert run_and_write("two", TWO, tmp_path, replace(run, seed=8)).numbers == {"seed": 8, "first": 1}
+
+
+PLAIN = {
+    "numbers": [1, -2.5, 1e-300, 1e22, 0, None],
+    "nested": [[1, 2], [[3.5], []], {"deep": [[4, 5], [6, None]]}],
+    "mixed": [1, "two", [3, "four, 5"], True, {"a": [1, 2]}],
+    "strings": [
+        "[1,2]",
+        "[ 1  2 ]",
+        "a [3,\t4] b",
+        '"[5,6]"',
+        "\\",
+        '\\"[7,8]',
+        "[",
+        "]",
+        "[e,E]",
+        "[null,null]",
+        "[-]",
+    ],
+    "[9,10]": {"φ, [1,2]": "[11,\n12]", "": []},
+    "empty": [[], {}, [[]]],
+}
+
+
+def test_json_is_read_back_as_it_was():
+    assert json.loads(as_json(PLAIN)) == PLAIN
+    assert json.loads(as_json("[1,2]")) == "[1,2]"
+    back = json.loads(as_json({"x": [math.nan, math.inf, -math.inf, 1.0]}))["x"]
+    assert math.isnan(back[0])
+    assert back[1:] == [math.inf, -math.inf, 1.0]
+
+
+def test_json_of_random_nests_is_read_back_as_it_was():
+    draw = random.Random(0)
+
+    def nest(depth: int) -> object:
+        kind = draw.randrange(6 if depth else 4)
+        if kind == 0:
+            return draw.choice([0, -1, 2.5, 1e-9, None, True, False])
+        if kind == 1:
+            return draw.gauss(0, 1e5)
+        if kind < 4:
+            return "".join(draw.choice('[],{}:"\\ \n0123eE+-.nulNaφ') for _ in range(draw.randrange(12)))
+        if kind == 4:
+            return [nest(depth - 1) for _ in range(draw.randrange(5))]
+        return {str(nest(0)): nest(depth - 1) for _ in range(draw.randrange(4))}
+
+    for _ in range(500):
+        value = nest(4)
+        assert json.loads(as_json(value)) == value
+
+
+def test_lists_of_numbers_take_one_line():
+    text = as_json({"a": [1, -2.5e-10, None], "b": [[1.0, 2], [3, math.nan]], "c": ["x", 1]})
+    lines = [line.strip().rstrip(",") for line in text.splitlines()]
+    assert '"a": [1, -2.5e-10, null]' in lines
+    assert "[1.0, 2]" in lines
+    assert "[3, NaN]" in lines
+    assert '"x"' in lines
+    assert text.endswith("}\n")
+
+
+# Command line
+
+
+def dapcal(*arguments: str):
+    return CliRunner().invoke(cli.app, [*map(str, arguments)])
+
+
+def test_an_option_that_is_not_heeded_is_refused(tmp_path: Path):
+    result = dapcal("reproduce", "two-moons", "--seeds", "2", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.strip() == "two-moons has no option --seeds; it has --seed."
+    result = dapcal("reproduce", "uci-gap", "--device", "cpu", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert result.stderr.strip() == "uci-gap has no option --device; it has --seed, --jobs."
+    assert not (tmp_path / "out").exists()
+
+
+def assert_plain(result, code: int = 1) -> None:
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit), "an error that nobody caught"
+    assert "Traceback" not in result.output
+
+
+def test_unknown_parts_give_a_plain_message(tmp_path: Path):
+    result = dapcal("reproduce", "mnist", "--parts", "paper, nonsense", "--out", tmp_path)
+    assert_plain(result)
+    assert "Expected parts among paper, ours, posteriors," in result.stderr
+    assert result.stderr.strip().endswith("got nonsense")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "file"), [("mnist", "mnist/train-images-idx3-ubyte.gz"), ("uci-gap", "uci/boston.csv")]
+)
+def test_missing_data_give_a_plain_message(name: str, file: str, jobs: int, tmp_path: Path, monkeypatch):
+    places = {"DAPCAL_DATA": tmp_path / "data", "DAPCAL_CACHE": tmp_path / "cache"}
+    for variable, place in places.items():
+        place.mkdir()
+        monkeypatch.setenv(variable, str(place))
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # no test goes out
+    result = dapcal("reproduce", name, "--jobs", jobs, "--out", tmp_path / "out")
+    assert_plain(result)
+    assert file in result.stderr
+    assert str(places["DAPCAL_DATA"] / file) in result.stderr, "not broken over lines"
+    assert str(places["DAPCAL_CACHE"] / "data" / file) in result.stderr
+    assert "Set DAPCAL_DATA to a folder" in result.stderr
+
+
+DEVICES = ["nonsense", *([] if torch.cuda.is_available() else ["cuda", "cuda:1"])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_that_is_not_there_gives_a_plain_message(device: str, tmp_path: Path):
+    result = dapcal("reproduce", "mnist", "--device", device, "--out", tmp_path)
+    assert_plain(result)
+    assert f"Expected a device that torch can use here, got {device}: " in result.stderr
+    assert result.stderr.strip().endswith("try --device cpu")
+    assert not (tmp_path / "unfinished").exists()
+
+
+@pytest.mark.parametrize("command", [["demo"], ["reproduce", "two-moons"]])
+@pytest.mark.parametrize("error", [ValueError, OSError, ImportError])
+def test_errors_with_a_remedy_are_printed_as_they_are(command, error, tmp_path: Path, monkeypatch):
+    def fails(run: Run) -> Outcome:
+        raise error("x needs y; install it with: pip install 'dapcal[experiments]' " + "at length " * 20 + "[bold]!")
+
+    monkeypatch.setitem(EXPERIMENTS, "two-moons", EXPERIMENTS["two-moons"]._replace(run=fails))
+    result = dapcal(*command, "--out", tmp_path)
+    assert_plain(result)
+    assert "pip install 'dapcal[experiments]' at length" in result.stderr
+    assert result.stderr.strip().endswith("at length [bold]!")
+
+
+def test_the_unfinished_work_of_another_seed_gives_a_plain_message(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "two", TWO)
+    assert_plain(dapcal("reproduce", "two", "--out", tmp_path))
+    result = dapcal("reproduce", "two", "--out", tmp_path, "--seed", 1)
+    assert_plain(result)
+    assert f"{tmp_path / 'unfinished' / 'two'} holds unfinished work" in result.stderr
+    assert dapcal("reproduce", "two", "--out", tmp_path, "--jobs", 3).exit_code == 0
+    assert (tmp_path / "two.json").exists()
