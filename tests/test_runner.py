@@ -21,7 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 from dapcal import cli
-from dapcal.experiments import EXPERIMENTS, parallel
+from dapcal.experiments import EXPERIMENTS, image_run, parallel
 from dapcal.experiments.image_run import run_task, settings
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.experiments.runner import as_json, run_and_write
@@ -75,6 +75,14 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.005)
 
 
+def assert_all_end(group: int, seconds: float = 60) -> None:
+    try:
+        wait_for(lambda: not members(group), seconds)
+    finally:
+        for process in members(group):
+            os.kill(process, signal.SIGKILL)
+
+
 def finished_files(folder: Path) -> int:
     """Checkpoints and rows, without those that are being written."""
     return sum(not path.name.startswith(".") for path in (folder / "unfinished").glob("blobs/seed-*/*"))
@@ -84,12 +92,8 @@ def finished_files(folder: Path) -> int:
 
 
 def killed_and_finished(folder: Path, jobs: int) -> None:
-    """In a process of its own: runs that are killed at random moments, later and later, and one that is not."""
-    torch.set_num_threads(1)
+    """Runs that are killed at random moments, later and later, and one that is not."""
     context, moments = multiprocessing.get_context("fork"), random.Random(jobs)
-    parallel.get_context = lambda _: context  # all that is imported is there
-    small_run(folder / "whole")
-    folder /= "killed"
 
     def run() -> None:
         os.setsid()
@@ -109,56 +113,102 @@ def killed_and_finished(folder: Path, jobs: int) -> None:
         child.join()
         assert child.exitcode == -signal.SIGKILL
         assert not (folder / "blobs.json").exists()
-        wait_for(lambda group=child.pid: not members(group))  # the processes of a killed run end too
+        assert_all_end(child.pid)  # the processes of a killed run too
     small_run(folder, jobs)
 
 
+def forked_killed_and_finished(folder: str) -> None:
+    """The same with two jobs, whose processes are forked: so they have imported everything, which spares minutes."""
+    torch.set_num_threads(1)
+    parallel.get_context = lambda _: multiprocessing.get_context("fork")
+    small_run(Path(folder) / "whole")
+    killed_and_finished(Path(folder), 2)
+
+
 @sees_processes
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_kills_at_random_moments_change_nothing(jobs: int, uninterrupted: dict, tmp_path: Path):
-    command = f"import pathlib, test_runner; test_runner.killed_and_finished(pathlib.Path({str(tmp_path)!r}), {jobs})"
+def test_kills_at_random_moments_change_nothing(uninterrupted: dict, tmp_path: Path):
+    killed_and_finished(tmp_path, 1)
+    assert numbers_of(tmp_path) == uninterrupted
+    assert [path.name for path in tmp_path.iterdir()] == ["blobs.json"]
+
+
+@sees_processes
+def test_kills_at_random_moments_change_nothing_with_two_jobs(uninterrupted: dict, tmp_path: Path):
+    command = f"import test_runner; test_runner.forked_killed_and_finished({str(tmp_path)!r})"
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", command], cwd=Path(__file__).parent, capture_output=True
+        [sys.executable, "-W", "ignore", "-c", command], cwd=Path(__file__).parent, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr.decode()
-    assert numbers_of(tmp_path / "killed") == numbers_of(tmp_path / "whole") == uninterrupted
-    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["blobs.json"]
+    assert done.returncode == 0, done.stderr
+    assert numbers_of(tmp_path) == uninterrupted
+    assert {path.name for path in tmp_path.iterdir()} == {"blobs.json", "whole"}
 
 
 # Interrupted
+
+
+def doze(place: Path) -> None:
+    place.touch()
+    time.sleep(1000)
+
+
+def dozing(run: Run) -> Outcome:
+    with parallel.processes(run.jobs) as submit:
+        image_run._await([submit(doze, run.work / str(number)) for number in range(5)], lambda: None)
+    raise AssertionError
 
 
 def command_line(*arguments: str) -> None:
     """`dapcal`, which knows the blobs too."""
     torch.set_num_threads(1)
     EXPERIMENTS["blobs"] = BLOBS
+    EXPERIMENTS["dozing"] = BLOBS._replace(run=dozing)
     sys.argv[1:] = arguments
     cli.main()
 
 
-@sees_processes
-@pytest.mark.parametrize(("blow", "files"), [("INT", 0), ("INT", 3), ("KILL", 3)])
-def test_an_interrupted_run_ends_its_processes_and_goes_on(blow: str, files: int, uninterrupted: dict, tmp_path: Path):
-    """As its processes start, and at work: `files` are finished by then."""
-    arguments = ["reproduce", "blobs", "--out", str(tmp_path), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
+def blown(name: str, folder: Path, blow: signal.Signals, due: Callable[[int], bool]) -> subprocess.CompletedProcess:
+    """`dapcal reproduce` with two jobs until something is due in its group of processes; then the blow."""
+    arguments = ["reproduce", name, "--out", str(folder), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
     command = [sys.executable, "-W", "ignore", "-c", f"import test_runner; test_runner.command_line(*{arguments})"]
     with subprocess.Popen(
         command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        group = process.pid
-        wait_for(lambda: (len(members(group)) > 3 and finished_files(tmp_path) >= files) or process.poll() is not None)
-        time.sleep(0 if files else 0.5)
-        if blow == "INT":
-            os.killpg(group, signal.SIGINT)  # to all of them, as a terminal does
+        wait_for(lambda: due(process.pid) or process.poll() is not None)
+        if blow == signal.SIGINT:
+            os.killpg(process.pid, blow)  # to all of them, as a terminal does
         else:
-            process.send_signal(getattr(signal, f"SIG{blow}"))
-        _, errors = process.communicate(timeout=20)
-    wait_for(lambda: not members(group), seconds=20)
-    assert process.returncode == {"INT": 130, "KILL": -signal.SIGKILL}[blow], errors
-    assert "Traceback" not in errors
-    assert ("goes on from what is finished" in errors) == (blow == "INT")
+            process.send_signal(blow)
+        assert_all_end(process.pid)
+        return subprocess.CompletedProcess(command, process.wait(), stderr=process.stderr.read())
+
+
+@sees_processes
+def test_ctrl_c_as_processes_start(tmp_path: Path):
+    def due(group: int) -> bool:
+        return len(members(group)) == 4 and time.sleep(0.3) is None  # with the tracker of their semaphores
+
+    ended = blown("blobs", tmp_path, signal.SIGINT, due)
+    assert ended.returncode == 130, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["unfinished"]
+
+
+@sees_processes
+def test_ctrl_c_ends_processes_that_are_at_work(tmp_path: Path):
+    """All at once, and calls that wait are not begun; the work can be gone on from."""
+    work = tmp_path / "unfinished" / "dozing"
+    ended = blown("dozing", tmp_path, signal.SIGINT, lambda _: {"0", "1"} <= {path.name for path in work.glob("*")})
+    assert ended.returncode == 130, ended.stderr
+    assert "goes on from what is finished" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert {path.name for path in work.iterdir()} == {"0", "1", "settings.json"}
+
+
+@sees_processes
+def test_a_killed_run_leaves_no_process_and_another_number_of_jobs_finishes_it(uninterrupted: dict, tmp_path: Path):
+    ended = blown("blobs", tmp_path, signal.SIGKILL, lambda _: finished_files(tmp_path) >= 3)
+    assert ended.returncode == -signal.SIGKILL
     assert not (tmp_path / "blobs.json").exists()
-    assert finished_files(tmp_path) >= files
     small_run(tmp_path)
     assert numbers_of(tmp_path) == uninterrupted
 
@@ -282,13 +332,13 @@ def test_json_of_random_nests_is_read_back_as_it_was():
         if kind == 1:
             return draw.gauss(0, 1e5)
         if kind < 4:
-            return "".join(draw.choice('[],{}:"\\ \n0123eE+-.nulNaφ') for _ in range(draw.randrange(12)))
+            return "".join(draw.choice('[],1e "\\\nφ') for _ in range(draw.randrange(12)))
         if kind == 4:
             return [nest(depth - 1) for _ in range(draw.randrange(5))]
         return {str(nest(0)): nest(depth - 1) for _ in range(draw.randrange(4))}
 
-    for _ in range(500):
-        value = nest(4)
+    for _ in range(2000):
+        value = nest(3)
         assert json.loads(as_json(value)) == value
 
 
