@@ -38,7 +38,7 @@ def processes(jobs: int) -> Iterator[Submit]:
         yield submit
     except BaseException:
         for process in set(active_children()).difference(others):
-            process.terminate()
+            process.kill()  # what they write is complete or absent, and SIGTERM is held while they start
         raise
     finally:
         pool.shutdown(cancel_futures=True)

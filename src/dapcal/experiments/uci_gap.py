@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from dapcal.experiments.parallel import processes
 from dapcal.experiments.published import UCI_GAP
 from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread
 from dapcal.files import complete_or_absent, remove_parts, write_text
+
+PAUSE = 0.2  # seconds between two looks at what is finished
 
 
 class Unit(NamedTuple):
@@ -69,8 +71,9 @@ def _records(plan: Plan, this: Run, units: list[Unit]) -> list[dict[str, Any]]:
         for unit in sorted(units, key=lambda unit: -len(plan.load(unit.table).x)):
             waiting[submit(_train, plan, unit, this.seed, this.work)] = unit, None
         while waiting:
-            finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in [one for one in waiting if one in finished]:
+            finished = [future for future in waiting if future.done()]  # `futures.wait` breaks where Ctrl-C meets it
+            time.sleep(0 if finished else PAUSE)
+            for future in finished:
                 unit, split = waiting.pop(future)
                 line = future.result()
                 if split is None:
