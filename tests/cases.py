@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 import torch
@@ -70,3 +71,8 @@ def network_posterior(likelihood, outputs, draws=30, scale=0.2):
 
 def inputs(n):
     return torch.randn(n, 2, generator=torch.Generator().manual_seed(3))
+
+
+def hears_ctrl_c() -> None:
+    """Before a program starts: a shell has what runs in its background ignore SIGINT, and so what that starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

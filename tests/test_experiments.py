@@ -14,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from cases import hears_ctrl_c
 from dapcal.cli import app
 from dapcal.experiments import DEMO, EXPERIMENTS, every_posterior, sinusoid, two_moons
 from dapcal.experiments.records import Run, one_thread
@@ -133,7 +134,8 @@ def test_version():
 def test_an_interrupted_run_leaves_no_half_written_file(blow: signal.Signals, tmp_path: Path):
     out = tmp_path / "demo"
     command = [sys.executable, "-m", "dapcal", "demo", "--out", str(out)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, preexec_fn=hears_ctrl_c) as process:
         while not out.exists() and process.poll() is None:  # it is made when the first experiment begins
             time.sleep(0.1)
         time.sleep(1)

@@ -69,7 +69,8 @@ def pair(posterior: NetworkPosterior, n: int, seed: int) -> tuple[Tensor, Tensor
 def calibrate(posterior: NetworkPosterior, **options) -> Calibrated:
     ood = 4 * pair(posterior, 10, 5)[0]
     data = {"train": pair(posterior, 60, 1), "held_out": pair(posterior, 60, 2)}
-    return dapcal.calibrate(posterior, **data | {"ood": ood, "distance": SPACES, "candidates": 8} | options)
+    chosen = {"ood": ood, "distance": SPACES, "candidates": 8, "adjust": Inflate()}
+    return dapcal.calibrate(posterior, **data | chosen | options)
 
 
 @functools.cache

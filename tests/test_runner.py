@@ -20,6 +20,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from cases import hears_ctrl_c
 from dapcal import cli
 from dapcal.experiments import EXPERIMENTS, image_run, parallel
 from dapcal.experiments.image_run import run_task, settings
@@ -171,8 +172,9 @@ def blown(name: str, folder: Path, blow: signal.Signals, due: Callable[[int], bo
     arguments = ["reproduce", name, "--out", str(folder), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
     command = [sys.executable, "-W", "ignore", "-c", f"import test_runner; test_runner.command_line(*{arguments})"]
     with subprocess.Popen(
-        command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+        command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=hears_ctrl_c,
+    ) as process:  # fmt: skip
         wait_for(lambda: due(process.pid) or process.poll() is not None)
         if blow == signal.SIGINT:
             os.killpg(process.pid, blow)  # to all of them, as a terminal does
