@@ -188,9 +188,9 @@ class Bench:
             "checkpoint": self.work / f"{name}.checkpoint",
         }
 
-    def features_of(self, point: NetworkPosterior, radius: float | None = None) -> Measured:
-        """Distances between the features of one network: with the MAP network and no radius, the paper's."""
-        space = Space(Features().fit_projector(self.train[0][:1], point), radius=radius, name="features")
+    def features_of(self, point: NetworkPosterior) -> Measured:
+        """Distances between the features of one network, without radius: of the MAP network, the paper's."""
+        space = Space(Features().fit_projector(self.train[0][:1], point), radius=None, name="features")
         fitted = space.fit(self.train[0], self._first_half.x, point)
         return self.remembered(Measured((space,), Distance((fitted,)), (), ()))
 

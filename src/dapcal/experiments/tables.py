@@ -50,7 +50,7 @@ def real_data_table(folder: Path) -> str:
     note = (
         "⁴ Of the entropy, the paper's confidence and our OOD score; means over "
         f"{len(images['mnist']['runs'])} seeds. [Everything else](docs/results.md): standard errors, the published "
-        "numbers, 30 other methods, and what the paper's estimator does to probabilities."
+        "numbers, other methods, and what the paper's estimator does to probabilities."
     )
     return "\n".join([*lines, "", note])
 
