@@ -263,6 +263,20 @@ def test_a_loaded_posterior_can_be_saved_again(path, tmp_path):
     assert header_and_data((tmp_path / "again.dap").read_bytes()) == header_and_data(path.read_bytes())
 
 
+def test_what_is_saved_beside_a_posterior_comes_back_without_a_model(path):
+    calibrated = calibrate(full(), Inflate())
+    about = {"columns": ["größe", "weight"], "scale": [0.1, 1e-300], "nested": {"empty": []}}
+    further = {"train.x": X, "train.y": torch.arange(5)}
+    artifact.save(calibrated, path, about, further)
+    notes = artifact.notes_of(path)
+    assert notes.about == about
+    assert notes.further.keys() == further.keys()
+    assert all(torch.equal(notes.further[name], further[name]) for name in further)
+    assert_same(dapcal.load(path, network())(X), calibrated(X))
+    calibrated.save(path)
+    assert artifact.notes_of(path) == ({}, {})
+
+
 def test_the_model_passed_to_load_is_left_as_it_was(path):
     plain().save(path)
     model = network(seed=99).train()
@@ -424,11 +438,12 @@ def test_the_undamaged_file_survives_the_same_way_of_editing(saved, path):
     assert dapcal.load(path, network())(X).probs.shape == (5, 3)
 
 
-@pytest.mark.parametrize("name", ["missing.dap", "folder"])
-def test_a_missing_file_or_a_folder_is_named(name, tmp_path):
+def test_a_missing_file_or_a_folder_is_named(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(FileNotFoundError, match=f"There is no file .*{name}"):
-        dapcal.load(tmp_path / name, network())
+    with pytest.raises(FileNotFoundError, match=r"There is no file .*missing\.dap"):
+        dapcal.load(tmp_path / "missing.dap", network())
+    with pytest.raises(IsADirectoryError, match="folder is a folder; name the file"):
+        dapcal.load(tmp_path / "folder", network())
 
 
 def test_another_safetensors_file_is_refused(path):

@@ -3,7 +3,8 @@
 Stored: the posterior's draws and moments, the likelihood, projectors, training points, radii, φ, the calibration curve
 and held-out scores. Not stored: the network's code (give the model again) and callables of your own (a projector, a
 likelihood, a function that returns stacked predictions: give them again). Loading checks format, version, checksum,
-finiteness, and names, shapes and dtypes against the model.
+finiteness, and names, shapes and dtypes against the model. Whoever saves may add a description of their own (`about`)
+and further tensors, which come back by `notes_of`: what a table's columns mean, training rows to show.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,6 +43,7 @@ from dapcal.posteriors.predictions import StackedPredictions
 
 FORMAT = "dapcal"
 VERSION = 1
+_FURTHER = "further."  # prefix of tensors that are not part of the posterior
 
 _STORED: dict[str, type] = {
     kind.__name__: kind
@@ -63,12 +65,32 @@ _STORED: dict[str, type] = {
 _GIVEN_AGAIN = {"model": "model", "function": "model", "projector": "projector", "likelihood": "likelihood"}
 
 
-def save(calibrated: Calibrated, path: str | Path) -> None:
-    """Write the file, complete or not at all."""
+class Notes(NamedTuple):
+    """What was saved beside a calibrated posterior."""
+
+    about: dict[str, Any]  # as JSON holds it
+    further: dict[str, Tensor]
+
+
+def save(
+    calibrated: Calibrated,
+    path: str | Path,
+    about: Mapping[str, Any] | None = None,
+    further: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the file, complete or not at all.
+
+    Args:
+        calibrated: what is saved.
+        path: the file; an earlier one of that name is replaced at the very end.
+        about: anything that JSON can hold, for `notes_of`.
+        further: tensors, for `notes_of`.
+    """
     tensors: dict[str, Tensor] = {}
     _check_features(calibrated)
     tree = _pack(calibrated, "calibrated", tensors)
-    description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree})
+    tensors |= {f"{_FURTHER}{name}": t.detach().cpu().contiguous().clone() for name, t in (further or {}).items()}
+    description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
     metadata = {"dapcal": description, "sha256": _digest(description, tensors)}
     try:
         with complete_or_absent(path) as part:
@@ -100,6 +122,13 @@ def load(
     if not isinstance(calibrated, Calibrated):
         raise ValueError(f"{path} does not hold a calibrated posterior")
     return calibrated
+
+
+def notes_of(path: str | Path) -> Notes:
+    """What was saved beside the posterior; no model is needed for it."""
+    description, tensors = _read(Path(path))
+    further = {n.removeprefix(_FURTHER): t for n, t in tensors.items() if n.startswith(_FURTHER)}
+    return Notes(description.get("about", {}), further)
 
 
 def _check_features(calibrated: Calibrated) -> None:
@@ -225,6 +254,8 @@ class _Reader:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if path.is_dir():
+        raise IsADirectoryError(f"Expected a file that dapcal saved, but {path} is a folder; name the file")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}")
     try:

@@ -1,0 +1,138 @@
+"""What every command shares: words or JSON, progress bars, notes, errors in one line, exit codes.
+
+Exit codes: 0 done, 1 failed on the way, 2 what was given is wrong, 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any
+
+try:
+    import typer
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+except ImportError as error:  # pragma: no cover
+    raise SystemExit(f"The command line needs {error.name}; install it with: pip install 'dapcal[all]'") from error
+
+FAILED, WRONG, INTERRUPTED = 1, 2, 130
+
+Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone: no words, notes or bars.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+
+console = Console(stderr=True)
+
+
+class Output:
+    """Where a command's words go: the outcome to standard output, notes and bars to standard error."""
+
+    def __init__(self, as_json: bool, quiet: bool, bars: Progress) -> None:
+        self.as_json, self.quiet, self.bars = as_json, quiet, bars
+        self.notes: list[str] = []
+        self.tasks: dict[str, TaskID] = {}
+
+    def note(self, text: str) -> None:
+        """Something to know that is no error; said once."""
+        text = _one_line(text)
+        if text in self.notes:
+            return
+        self.notes.append(text)
+        if not self.quiet:
+            self.bars.console.print(f"note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """News of the work on the way."""
+        if not self.quiet:
+            self.bars.console.print(text, highlight=False, markup=False)
+
+    def progress(self, stage: str, done: int, total: int | None) -> None:
+        """Move the bar of a stage; a total of None is not known."""
+        if self.quiet:
+            return
+        if stage not in self.tasks:
+            self.tasks[stage] = self.bars.add_task(stage, total=total)
+        self.bars.update(self.tasks[stage], completed=done, total=total)
+
+    def result(self, data: dict[str, Any], words: str) -> None:
+        """The outcome: as JSON (with the notes), in words, or not at all."""
+        if self.as_json:
+            typer.echo(json.dumps({**data, "notes": self.notes}, ensure_ascii=False, allow_nan=False))
+        elif not self.quiet:
+            typer.echo(words)
+
+
+@contextmanager
+def output(as_json: bool = False, quiet: bool = False) -> Iterator[Output]:
+    """A command's body: warnings become notes, errors one line and an exit code."""
+    columns = (TextColumn("{task.description:<28}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=console, disable=quiet)
+    out = Output(as_json, quiet, bars)
+    with ExitStack() as stack:
+        stack.enter_context(_errors(as_json))
+        stack.enter_context(bars)
+        stack.enter_context(_warnings_as(out.note))
+        yield out
+
+
+def end(message: str, code: int) -> typer.Exit:
+    """Say why; brackets in it are no markup, and no path is broken over lines."""
+    console.print(_one_line(message), style="red", highlight=False, markup=False, soft_wrap=True)
+    return typer.Exit(code)
+
+
+@contextmanager
+def _errors(as_json: bool) -> Iterator[None]:
+    def ending(message: str, code: int) -> typer.Exit:
+        if as_json:
+            typer.echo(json.dumps({"error": _one_line(message), "exit_code": code}, ensure_ascii=False))
+        return end(message, code)
+
+    try:
+        yield
+    except typer.Exit:  # a RuntimeError to Python
+        raise
+    except KeyboardInterrupt:
+        raise ending("Interrupted; nothing was written.", INTERRUPTED) from None
+    except (MemoryError, ImportError) as error:
+        raise ending(str(error) or "Out of memory", FAILED) from error
+    except OSError as error:
+        raise ending(_of_os(error), FAILED if error.errno in (errno.ENOSPC, errno.EDQUOT) else WRONG) from error
+    except (ValueError, TypeError) as error:
+        raise ending(str(error), WRONG) from error
+    except RuntimeError as error:  # torch: no such device, out of memory
+        raise ending(str(error), FAILED) from error
+
+
+@contextmanager
+def _warnings_as(note: Callable[[str], None]) -> Iterator[None]:
+    """dapcal's own warnings as notes; others as they are."""
+    from dapcal.types import DapcalWarning
+
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DapcalWarning)
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if issubclass(category, DapcalWarning):
+                note(str(message))
+            else:
+                before(message, category, *rest, **named)
+
+        warnings.showwarning = show
+        yield
+
+
+def _of_os(error: OSError) -> str:
+    """The system's words without its error number."""
+    if error.strerror is None or error.filename is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,94 @@
+"""`dapcal demo` and `dapcal reproduce`: the paper's experiments next to ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from dapcal.cli.common import FAILED, WRONG, Json, Output, Quiet, end, output, typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for figures and page.")] = Path("dapcal-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of data, networks and draws.")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run the two toy experiments of the paper and show them on one page.
+
+    Example: dapcal demo --out my-folder
+    """
+    from dapcal.experiments import DEMO
+
+    _run(list(DEMO), out, seed, {}, as_json, quiet)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="two-moons, sinusoid, posteriors, uci-gap, mnist or fashion-mnist.")],
+    out: Annotated[Path, typer.Option(help="Folder for numbers, figures and page.")] = Path("dapcal-results"),
+    seed: Annotated[int, typer.Option(help="Seed of data, networks and draws; the first of several.")] = 0,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (mnist, fashion-mnist).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (mnist, fashion-mnist).")] = None,
+    parts: Annotated[str | None, typer.Option(help="Parts of the tables, e.g. paper,ours (as above).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one for each core.")] = None,
+    full: Annotated[bool | None, typer.Option("--full", help="All that is left out to save time.")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Re-create one experiment of the paper next to ours, from data to figures.
+
+    Long ones go on where they were interrupted. Real data are found through the variable DAPCAL_DATA.
+
+    Example: dapcal reproduce two-moons
+    """
+    from dapcal.experiments import EXPERIMENTS
+
+    if name not in EXPERIMENTS:
+        raise end(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.", WRONG)
+    given: dict[str, Any] = {"seeds": seeds, "device": device, "parts": parts, "jobs": jobs, "full": full}
+    known = EXPERIMENTS[name].options
+    for option, value in given.items():
+        if value is not None and option not in known:
+            heeded = ", ".join(f"--{o}" for o in ("seed", *known))
+            raise end(f"{name} has no option --{option}; it has {heeded}.", WRONG)
+    if parts is not None:
+        given["parts"] = tuple(part.strip() for part in parts.split(","))
+    if "jobs" in known and jobs is None:
+        given["jobs"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    options = {option: value for option, value in given.items() if value is not None}
+    _run([name], out, seed, options, as_json, quiet)
+
+
+def _run(names: list[str], out: Path, seed: int, options: dict[str, Any], as_json: bool, quiet: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise end(f"Expected a folder for --out, but {out} is a file; name another.", WRONG)
+    with output(as_json, quiet) as said:
+        try:
+            page = _write(names, out, seed, options, said)
+        except KeyboardInterrupt:
+            raise end("Interrupted; the same command goes on from what is finished.", 130) from None
+        except (ImportError, ValueError, OSError) as error:  # these say what to do
+            raise end(str(error), FAILED) from error
+        said.result({"page": str(page)}, str(page))
+
+
+def _write(names: list[str], out: Path, seed: int, options: dict[str, Any], said: Output) -> Path:
+    from dapcal.experiments import EXPERIMENTS
+    from dapcal.experiments.records import Run
+    from dapcal.experiments.runner import run_and_write, write_page
+
+    outcomes = {}
+    for name in names:
+        experiment = EXPERIMENTS[name]
+        run = Run(
+            work=out / "unfinished", seed=seed, progress=_reporter(said, experiment.title), say=said.say, **options
+        )
+        outcome = run_and_write(name, experiment, out, run)
+        outcomes[name] = (experiment, outcome)
+    return write_page(out, outcomes)
+
+
+def _reporter(said: Output, title: str) -> Callable[[str, int, int], None]:
+    return lambda stage, done, total: said.progress(f"{title}: {stage}", done, total)
