@@ -131,7 +131,7 @@ def test_radius_formula():
     assert Radius(1.0, 2.0)(raw).tolist() == [0.0, 0.0, 0.5, 2.0]
 
 
-@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.9, 0.949])
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.9])
 def test_radius_is_fitted_to_quantiles(generator, quantile):
     raw = torch.rand(200, generator=generator) + 0.1
     radius = fit_radius(raw, quantile, "inputs")
@@ -140,6 +140,23 @@ def test_radius_is_fitted_to_quantiles(generator, quantile):
     assert radius.unit == pytest.approx(upper - start)
     assert radius(torch.tensor(upper)).item() == pytest.approx(1.0)
     assert (radius(raw) > 0).float().mean().item() == pytest.approx(1 - quantile, abs=0.01)
+
+
+@pytest.mark.parametrize(("spread", "unit"), [(1e-9, 0.02), (0.019, 0.02), (0.021, 0.021)])
+def test_the_unit_is_at_least_a_hundredth_of_the_start(spread, unit):
+    raw = torch.full((100,), 2.0, dtype=torch.float64)
+    raw[92:] += spread  # between the 90 % and the 95 % quantile
+    radius = fit_radius(raw, 0.9, "inputs")
+    assert radius.start == 2.0
+    assert radius.unit == pytest.approx(unit)
+    assert radius(torch.tensor([2.0, 4.0])).tolist() == pytest.approx([0.0, 2.0 / unit])
+
+
+def test_a_radius_that_starts_just_below_the_95_percent_quantile_has_the_smallest_unit(generator):
+    raw = torch.rand(200, generator=generator) + 0.1
+    radius = fit_radius(raw, 0.949, "inputs")
+    assert radius.start == pytest.approx(np.quantile(raw.double().numpy(), 0.949))
+    assert radius.unit == pytest.approx(0.01 * radius.start)
 
 
 def test_radius_with_duplicates_starts_at_the_smallest_positive_distance():

@@ -20,6 +20,7 @@ from dapcal.projectors import Features, ProjectorRecipe, fitted, median_distance
 from dapcal.types import DapcalWarning, Metric, NeighborIndex, Posterior, Projector
 
 UNIT_QUANTILE = 0.95
+SMALLEST_UNIT = 0.01  # of the radius: ties among held-out distances would give a unit of rounding size
 
 
 def nearest(
@@ -149,7 +150,11 @@ class Radius:
 
 
 def fit_radius(raw: Tensor, quantile: float, name: str) -> Radius:
-    """Start at a quantile of held-out distances; the unit is what lies between it and their 95 % quantile."""
+    """Start at a quantile of held-out distances; the unit is what lies between it and their 95 % quantile.
+
+    The unit is at least a hundredth of the start: two quantiles this close differ by rounding alone, or nearly so
+    (inputs on a grid). Two equal ones, or duplicates beyond 95 %, tell no spread at all; the unit is then the start.
+    """
     if not 0 <= quantile < UNIT_QUANTILE:
         raise ValueError(f"Expected `radius` between 0 and {UNIT_QUANTILE} (or None), got {quantile}")
     raw = raw.double()
@@ -168,7 +173,7 @@ def fit_radius(raw: Tensor, quantile: float, name: str) -> Radius:
             DapcalWarning,
             stacklevel=2,
         )
-    return Radius(start, upper - start if upper > start else start)
+    return Radius(start, max(upper - start, SMALLEST_UNIT * start) if upper > start else start)
 
 
 @dataclass(frozen=True)
