@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -11,7 +14,17 @@ from dapcal.likelihoods import Categorical, MeanAndNoise, NoiseHead
 from dapcal.neighbors import TorchIndex
 from dapcal.posteriors import gaussian, predictions
 from dapcal.posteriors import map as map_posterior
-from dapcal.projectors import Features, Identity, RandomFourier, Vae, fitted, last_linear, median_distance, project
+from dapcal.projectors import (
+    Features,
+    Identity,
+    LayerFeatures,
+    RandomFourier,
+    Vae,
+    fitted,
+    last_linear,
+    median_distance,
+    project,
+)
 
 
 class HeadFirst(nn.Module):
@@ -140,6 +153,31 @@ def test_a_layer_that_runs_twice():
     x = torch.randn(2, 3)
     with pytest.raises(ValueError, match="`head` to run once in a forward pass, it ran 2 times"):
         Features().fit_projector(x, point(Twice()))(x)
+
+
+class Meeting(nn.Module):
+    """Waits until two threads are inside a forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 6), nn.Linear(6, 2)
+        self.barrier = Barrier(2, timeout=20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.barrier.wait()  # both have set their hooks
+        hidden = self.head(self.body(x))
+        self.barrier.wait()
+        return hidden
+
+
+def test_features_may_be_asked_for_by_several_threads_at_once():
+    network = Meeting()
+    features = LayerFeatures(network, "head")
+    inputs = [torch.randn(4, 3), torch.randn(4, 3)]
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(features, inputs))
+    for x, z in zip(inputs, found, strict=True):
+        assert torch.equal(z, network.body(x))
 
 
 def test_no_network():

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,6 +35,9 @@ from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
 from dapcal.spaces import Measured, measure
 from dapcal.types import Adjustment, DapcalWarning, Ensemble, Posterior, Scale
+
+if TYPE_CHECKING:
+    from dapcal.deploy import Deployed
 
 
 def calibrate(
@@ -193,6 +197,12 @@ class Calibrated:
         from dapcal.artifact import save
 
         save(self, path)
+
+    def module(self) -> Deployed:
+        """The same predictions as one nn.Module of tensors, for torch.export and ONNX (`dapcal.deploy`)."""
+        from dapcal.deploy import module
+
+        return module(self)
 
     @property
     def factor(self) -> float:

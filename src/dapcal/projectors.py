@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -100,8 +101,10 @@ class LayerFeatures:
         """Features (N, P)."""
         seen: list[Tensor] = []
         layer = self.network.get_submodule(self.layer)
+        thread = get_ident()  # hooks are called by every thread that runs the network
         handle = layer.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(first_input(args, kwargs)), with_kwargs=True
+            lambda _, args, kwargs: seen.append(first_input(args, kwargs)) if get_ident() == thread else None,
+            with_kwargs=True,
         )
         try:
             with unfused():

@@ -1,0 +1,160 @@
+"""`Calibrated.__call__` as an nn.Module: the same maths, with nothing that looks at the values of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.adjust import Inflate, Unconditional
+from dapcal.calibrate import Calibrated
+from dapcal.deploy.posteriors import Seen, posterior_module
+from dapcal.deploy.spaces import Entering, SpaceModule
+from dapcal.evidence import Evidence, pieces_of
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead
+from dapcal.predictive import Prediction
+from dapcal.projectors import LayerFeatures
+
+LIKELIHOODS = (Categorical, Bernoulli, Gaussian, NoiseHead)
+
+
+def module(calibrated: Calibrated) -> Deployed:
+    """The module that predicts what `calibrated` does; weights, training points and all numbers are its own copies."""
+    if not isinstance(calibrated, Calibrated):
+        raise TypeError(f"Expected what dapcal.calibrate returns, got {type(calibrated).__name__}")
+    adjust, likelihood = calibrated.adjust, calibrated.posterior.likelihood
+    if not isinstance(adjust, Inflate) or adjust.drawn:
+        raise TypeError(
+            f"Expected adjust=Inflate(), the default and the one closed form that deploys, got {adjust}; calibrate "
+            "with it, or predict with calibrated(x)"
+        )
+    if type(likelihood) not in LIKELIHOODS:
+        names = ", ".join(kind.__name__ for kind in LIKELIHOODS)
+        raise TypeError(
+            f"Expected one of dapcal's likelihoods ({names}), got {type(likelihood).__name__}; predict with "
+            "calibrated(x)"
+        )
+    return Deployed(calibrated, adjust)
+
+
+class Predicted(NamedTuple):
+    """The tensors of a prediction, as `dapcal.predictive.Prediction` names them.
+
+    They agree with those of `calibrated(x)` up to rounding. For an input that was itself held out rounding decides a
+    tie, and its p-value may be off by one step, 1/(n + 1).
+    """
+
+    mean: Tensor  # (N, K) class probabilities, or expected targets
+    variance: Tensor  # (N,) for classes: 1 − Σ p²; (N, K) for targets
+    epistemic: Tensor  # as variance
+    aleatoric: Tensor  # as variance
+    distance: Tensor  # (N,)
+    ood_score: Tensor  # (N,)
+    ood_p_value: Tensor  # (N,)
+
+
+class Deployed(nn.Module):
+    """What `module` returns. Its state dict holds every number that predictions depend on.
+
+    Inputs must be on its device. One that holds NaN or inf gets NaN in every field, for a program cannot refuse it.
+    Memory: N × 16,384 float64 numbers for the search among training points, k + 8 of those points for every input, and
+    the outputs of all draws; split large batches. Training points and distances are in float64, so move the module by
+    `.to(device)`, not to another dtype.
+    """
+
+    start: Tensor
+    unit: Tensor
+    factor: Tensor
+    lead: Tensor
+    center: Tensor
+    scale: Tensor
+    held_out: Tensor
+
+    def __init__(self, calibrated: Calibrated, adjust: Inflate) -> None:
+        super().__init__()
+        posterior, distance, evidence = calibrated.posterior, calibrated.distance, calibrated.evidence
+        self.shape, self.dtype = tuple(calibrated.example.shape[1:]), calibrated.example.dtype
+        self.posterior = posterior_module(posterior, calibrated.example)
+        spaces = (*distance.spaces, *evidence.further)
+        self.spaces = nn.ModuleList(SpaceModule(space, posterior.network) for space in spaces)
+        layers = {space.projector.layer for space in spaces if isinstance(space.projector, LayerFeatures)}
+        self.entering = Entering(posterior.network, layers.union(self.posterior.layers))
+        self.limit = None if adjust.limit is None else Limit(adjust.limit)
+        self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
+        settings = vars(posterior.likelihood)
+        self.settings = tuple(settings)  # names: temperature, noise, ...
+        radii = [(0.0, 1.0) if s.radius is None else (s.radius.start, s.radius.unit) for s in distance.spaces]
+        numbers = {
+            "start": [[start] for start, _ in radii],
+            "unit": [[unit] for _, unit in radii],
+            "factor": calibrated.factor,
+            "lead": 1.0 if posterior.prior is None else posterior.prior.lead,
+            "center": evidence.center,
+            "scale": evidence.scale,
+            "held_out": evidence.held_out,
+            **{f"likelihood_{name}": float(value) for name, value in settings.items()},
+        }
+        for name, value in numbers.items():
+            self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).clone())
+        self.to(next(iter(self.posterior.state_dict().values())).device)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Predicted:
+        """Predictions at a batch of inputs (N, ...), each on its own."""
+        if tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype:
+            raise ValueError(
+                f"Expected inputs (N, {', '.join(map(str, self.shape))}) of {self.dtype} as in training, got "
+                f"{tuple(x.shape)} of {x.dtype}"
+            )
+        likelihood = self.kind(**{name: self.get_buffer(f"likelihood_{name}") for name in self.settings})
+        entering = self.entering(x)
+        raw = torch.stack([space(x, entering) for space in self.spaces])  # (spaces, N)
+        raw, further = raw[: len(self.start)], raw[len(self.start) :]
+        pre_distance = ((raw - self.start) / self.unit).clamp_min(0).amax(0)
+        distance = self.factor * pre_distance
+
+        inflate = Inflate(limit=cast("Unconditional | None", self.limit))
+        adjusted = inflate(Seen(likelihood, self.posterior(x, entering)), x)
+        base = adjusted(torch.zeros_like(distance))
+        score = Evidence((), self.center, self.scale, self.held_out).score(pieces_of(likelihood, base, raw, further))
+        # what `Evidence.p_value` finds by a sorted search, which ONNX does not have
+        p_value = (1 + (self.held_out >= score[:, None]).sum(1)).double() / (len(self.held_out) + 1)
+        prediction = Prediction(
+            likelihood=likelihood,
+            ensemble=adjusted(self.lead * distance),
+            base_ensemble=base,
+            pre_distance=pre_distance,
+            distance=distance,
+            ood_score=score,
+            ood_p_value=p_value,
+        )
+        predicted = Predicted(*(getattr(prediction, name).to(prediction.mean.dtype) for name in Predicted._fields))
+        return _where_finite(x, predicted) if x.is_floating_point() else predicted
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Stays in evaluation mode: with dropout or batch statistics it would be another model."""
+        return super().train(False)
+
+
+def _where_finite(x: Tensor, predicted: Predicted) -> Predicted:
+    """NaN in every field for inputs that are not finite."""
+    finite = x.flatten(1).isfinite().all(1)
+    return Predicted(*(v.where(finite if v.ndim == 1 else finite[:, None], torch.nan) for v in predicted))
+
+
+class Limit(nn.Module):
+    """`Unconditional` with its numbers as buffers."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, limit: Unconditional) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(limit.mean, dtype=torch.float64))
+        self.register_buffer("variance", torch.tensor(limit.variance, dtype=torch.float64))
+
+    def variance_around(self, location: Tensor) -> Tensor:
+        """E[(y − location)²] over the training targets, for locations (N, K)."""
+        return self.variance + (location - self.mean) ** 2

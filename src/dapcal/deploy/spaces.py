@@ -1,0 +1,177 @@
+"""Raw distances as modules: what enters a network's layers, projectors and nearest neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.distances import FittedSpace, NearestNeighbor
+from dapcal.neighbors import TorchIndex
+from dapcal.networks import first_input, frozen_copy, unfused
+from dapcal.projectors import FourierFeatures, Identity, LayerFeatures
+
+BLOCK = 2**14  # training points whose products with a batch are in memory at once
+MORE = 8  # candidates beyond the k-th: rounding may have put them in a wrong order
+
+
+class Entering(nn.Module):
+    """What enters some layers of a network, all in one pass."""
+
+    def __init__(self, network: nn.Module | None, layers: Iterable[str]) -> None:
+        super().__init__()
+        self.layers = sorted(layers)
+        self.network = frozen_copy(network) if network is not None and self.layers else None
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Activations (N, ...) by the layer's name."""
+        seen: dict[str, Tensor] = {}
+        if self.network is None:
+            return seen
+        keep = partial(_keep, seen, get_ident())
+        handles = [
+            self.network.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
+            for name in self.layers
+        ]
+        try:
+            with unfused():
+                self.network(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+
+def _keep(
+    seen: dict[str, Tensor], thread: int, name: str, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    if get_ident() == thread:  # hooks are called by every thread that runs the network
+        seen[name] = first_input(args, kwargs)
+
+
+class SpaceModule(nn.Module):
+    """The distance of inputs to the k-th nearest training point in one space, before the radius."""
+
+    def __init__(self, space: FittedSpace, network: nn.Module | None) -> None:
+        super().__init__()
+        metric = space.metric
+        if not isinstance(metric, NearestNeighbor) or not isinstance(metric.index, TorchIndex):
+            found = type(metric.index if isinstance(metric, NearestNeighbor) else metric).__name__
+            raise TypeError(
+                f"Expected distances to nearest neighbours by TorchIndex in space `{space.name}`, got {found}; "
+                "calibrate with dapcal.distances.nearest, or predict with calibrated(x)"
+            )
+        self.projector = _projector_module(space, network)
+        self.nearest = Nearest(metric.index.points, metric.k)
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
+        """(N,) in float64."""
+        distance: Tensor = self.nearest(self.projector(x, entering))
+        return distance
+
+
+def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Module:
+    projector = space.projector
+    if isinstance(projector, Identity):
+        return Inputs()
+    if isinstance(projector, FourierFeatures):
+        return Fourier(projector)
+    if isinstance(projector, LayerFeatures):
+        if network is None or not _same(projector.network, network):
+            raise ValueError(
+                f"Expected the features of space `{space.name}` from the posterior's own network, got another; "
+                "calibrate with dapcal.projectors.Features, or predict with calibrated(x)"
+            )
+        return Features(projector)
+    raise TypeError(
+        f"Expected inputs (Identity), Features or RandomFourier as projector of space `{space.name}`, got "
+        f"{type(projector).__name__}; calibrate with one of them, or predict with calibrated(x)"
+    )
+
+
+def _same(one: nn.Module, two: nn.Module) -> bool:
+    a, b = one.state_dict(), two.state_dict()
+    return one is two or (a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a))
+
+
+class Inputs(nn.Module):
+    """The inputs themselves."""
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Points (N, P)."""
+        return Identity()(x)
+
+
+class Fourier(nn.Module):
+    """Random Fourier features."""
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, projector: FourierFeatures) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", projector.frequencies.clone())
+        self.register_buffer("phases", projector.phases.clone())
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Points (N, P)."""
+        return FourierFeatures(self.frequencies, self.phases)(x)
+
+
+class Features(nn.Module):
+    """`LayerFeatures` of activations that are known already."""
+
+    def __init__(self, projector: LayerFeatures) -> None:
+        super().__init__()
+        self.layer, self.unit, self.pool = projector.layer, projector.unit, projector.pool
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Points (N, P)."""
+        z = entering[self.layer]
+        z = z.flatten(2).mean(2) if self.pool else z.flatten(1)
+        return nn.functional.normalize(z) if self.unit else z
+
+
+class Nearest(nn.Module):
+    """Distance to the k-th nearest of the training points, in blocks of them.
+
+    ½‖t‖² − q·t of centred points in float64, which orders them as ‖q − t‖ does, finds candidates in each block; their
+    distances are computed directly, so that a training point is at distance 0 from itself. Unlike `TorchIndex` nothing
+    proves that no other point is nearer, but it would take more than `MORE` of them that are as near up to rounding.
+    """
+
+    center: Tensor
+
+    def __init__(self, points: Tensor, k: int) -> None:
+        super().__init__()
+        self.k = k
+        self.register_buffer("center", points.double().mean(0))
+        self.blocks = nn.ModuleList(Block(part.double() - self.center) for part in points.split(BLOCK))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(N,) in float64."""
+        queries = z.double() - self.center
+        found = torch.cat([block(queries, self.k) for block in self.blocks], 1)
+        return found.topk(self.k, largest=False).values[:, -1]
+
+
+class Block(nn.Module):
+    """Some of the training points, centred, in columns: the order in which a query is multiplied with them."""
+
+    columns: Tensor
+    halves: Tensor
+
+    def __init__(self, points: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("columns", points.T.clone(memory_format=torch.contiguous_format))  # (P, points)
+        self.register_buffer("halves", (points**2).sum(1) / 2)
+
+    def forward(self, queries: Tensor, k: int) -> Tensor:
+        """Direct distances to k nearest points and some more, (N, candidates)."""
+        order = self.halves - queries @ self.columns  # (N, points)
+        candidates = order.topk(min(k + MORE, len(self.halves)), largest=False).indices
+        return (queries.T[:, :, None] - self.columns[:, candidates]).square().sum(0).sqrt()
