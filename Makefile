@@ -6,7 +6,7 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 PEERS_PIP := $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-peers format results page clean
+.PHONY: demo test test-peers docs format results page clean
 
 demo: $(STAMP)
 	$(VENV)/bin/dapcal demo
@@ -32,6 +32,9 @@ page: $(STAMP)  # docs/results.md with its figures, and the README's table, from
 	$(VENV)/bin/python -m dapcal.experiments.results_page results docs
 	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
 
+docs: $(STAMP)  # the site, in site/
+	$(VENV)/bin/mkdocs build --strict --quiet
+
 format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
@@ -55,4 +58,4 @@ $(PEERS_STAMP): pyproject.toml constraints.txt
 	touch $(PEERS_STAMP)
 
 clean:
-	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache build dist src/*.egg-info
+	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache build dist site src/*.egg-info

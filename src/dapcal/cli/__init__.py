@@ -6,8 +6,16 @@ import signal
 import sys
 from typing import Annotated
 
+from dapcal.cli.calibrate import calibrate
 from dapcal.cli.common import typer
+from dapcal.cli.doctor import doctor
 from dapcal.cli.experiments import demo, reproduce
+from dapcal.cli.explain import explain
+from dapcal.cli.fit import fit
+from dapcal.cli.predict import predict
+from dapcal.cli.report import report
+from dapcal.cli.score import score
+from dapcal.cli.serve import serve
 
 app = typer.Typer(
     add_completion=False,
@@ -15,8 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Distance-aware priors: make a trained neural network know how far it is from its data.",
 )
-app.command()(demo)
-app.command()(reproduce)
+for command in (fit, predict, calibrate, score, report, explain, serve, demo, reproduce, doctor):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 try:
@@ -60,6 +62,7 @@ class Output:
 
     def result(self, data: dict[str, Any], words: str) -> None:
         """The outcome: as JSON (with the notes), in words, or not at all."""
+        self.bars.stop()  # they would be drawn over it
         if self.as_json:
             typer.echo(json.dumps({**data, "notes": self.notes}, ensure_ascii=False, allow_nan=False))
         elif not self.quiet:
@@ -83,6 +86,41 @@ def end(message: str, code: int) -> typer.Exit:
     """Say why; brackets in it are no markup, and no path is broken over lines."""
     console.print(_one_line(message), style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code)
+
+
+def checked(device: str) -> str:
+    """A device that is there."""
+    import torch
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ValueError(f"Expected --device as cpu or cuda, got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError("There is no CUDA device here (or torch was built without it); use --device cpu")
+    return device
+
+
+def too_few(said: Output, held_out: int, alpha: float) -> None:
+    """A p-value is never below 1/(n + 1); tell where that means that nothing can be flagged."""
+    if 0 < alpha < 1 / (held_out + 1):
+        said.note(
+            f"{held_out} held-out inputs give p-values of {1 / (held_out + 1):.3g} or more, so nothing can be flagged "
+            f"at {alpha:g}; hold out more, or raise --alpha"
+        )
+
+
+def writable(out: Path, *inputs: Path) -> None:
+    """Refuse a place that cannot be written to, or that is one of the inputs, before any work is done."""
+    if out.is_dir():
+        raise IsADirectoryError(f"Expected a file for --out, but {out} is a folder; name a file in it")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"The folder {out.parent} for --out does not exist; create it first")
+    if not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"The folder {out.parent} for --out cannot be written to; name another")
+    for given in inputs:
+        if out.exists() and given.exists() and out.samefile(given):
+            raise ValueError(f"--out would overwrite {given}, which is read; name another file")
 
 
 @contextmanager

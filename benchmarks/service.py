@@ -1,0 +1,224 @@
+"""Single-row requests to a real service: an ensemble of five 20-64-64-3 networks, calibrated, 8,000 training rows.
+
+Open loop: requests are sent at fixed times whatever happens, and latency counts from those times, so that a service
+that stalls cannot hide it. Closed loop: every connection sends its next request when it has its answer: the most there
+is. CPU time of the service stands beside, since it depends little on what else the machine does.
+
+Run: python benchmarks/service.py [--seconds 60] [--rate 200] [--connections 32]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+INPUTS, CLASSES, ROWS = 20, 3, 8000
+FAR = 1e6  # standard deviations; beyond, squares would overflow
+NAMES = [f"x{number}" for number in range(INPUTS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60, help="of either loop")
+    parser.add_argument("--rate", type=float, default=200, help="requests per second of the open loop")
+    parser.add_argument("--connections", type=int, default=32, help="of the closed loop")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve()
+        return
+    with subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True) as server:
+        address = urlsplit(server.stdout.readline().strip())
+        client = Client(address.hostname, address.port)
+        try:
+            asyncio.run(client.closed_loop(2, 4))  # warm
+            loops = {
+                f"open loop at {options.rate:g}/s": client.open_loop(options.seconds, options.rate),
+                f"closed loop of {options.connections}": client.closed_loop(options.seconds, options.connections),
+            }
+            for name, loop in loops.items():
+                load, used = os.getloadavg()[0], cpu_seconds(server.pid)
+                result = asyncio.run(loop)
+                each = 1000 * (cpu_seconds(server.pid) - used) / len(result.latencies)
+                print(f"{name}: {result.summary()}")
+                print(
+                    f"  {each:.2f} ms of CPU a request; load average {load:.2f} -> {os.getloadavg()[0]:.2f}", flush=True
+                )
+        finally:
+            server.terminate()
+        print(f"the service ended with exit code {server.wait()}")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def serve() -> None:
+    import torch
+    from torch import nn
+
+    import dapcal
+    from dapcal.serve import Field, Served, run
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS + 2000, INPUTS, generator=generator)
+    y = (x @ torch.randn(INPUTS, CLASSES, generator=generator)).argmax(1)
+    train, held_out = (x[:ROWS], y[:ROWS]), (x[ROWS:], y[ROWS:])
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+    likelihood = dapcal.likelihoods.Categorical()
+    posterior = dapcal.posteriors.ensemble.fit(make, likelihood, train, members=5, epochs=3, learning_rate=0.003)
+    calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out)
+    classes = ("a", "b", "c")
+
+    def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        with torch.no_grad():
+            x = torch.tensor([[row[name] for name in NAMES] for row in rows], dtype=torch.float64)
+            found = calibrated(x.clamp(-FAR, FAR).float())
+            columns = zip(
+                found.probs.tolist(),
+                found.epistemic.tolist(),
+                found.aleatoric.tolist(),
+                found.distance.tolist(),
+                found.ood_p_value.tolist(),
+                strict=True,
+            )
+        return [
+            {
+                "prediction": classes[probabilities.index(max(probabilities))],
+                "probabilities": dict(zip(classes, probabilities, strict=True)),
+                "epistemic": epistemic,
+                "aleatoric": aleatoric,
+                "distance": distance,
+                "ood_p_value": p_value,
+                "ood": p_value < 0.01,
+            }
+            for probabilities, epistemic, aleatoric, distance, p_value in columns
+        ]
+
+    fields = tuple(Field(name, "number") for name in NAMES)
+    served = Served("benchmark", "classification", fields, classes, predict)
+    run(served, port=0, started=lambda address: print(address, flush=True))
+
+
+class Client:
+    """Sends rows over connections that are kept alive, and notes status and latency of every answer."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        draws = random.Random(0)
+        self.requests = [self._request([draws.gauss(0, 1) for _ in NAMES]) for _ in range(500)]
+
+    async def open_loop(self, seconds: float, rate: float) -> Result:
+        """Requests at fixed times, over as many connections as that takes."""
+        result, idle, tasks = Result(), [], []
+
+        async def one(number: int, due: float) -> None:
+            while idle and idle[-1].transport.is_closing():  # by the service, having been idle for long
+                idle.pop()
+            connection = idle.pop() if idle else await self._connect()
+            await connection.ask(self.requests[number % len(self.requests)], due, result)
+            idle.append(connection)
+
+        start = time.perf_counter()
+        for number in range(round(seconds * rate)):
+            due = start + number / rate
+            if (wait := due - time.perf_counter()) > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(one(number, due)))
+        await asyncio.gather(*tasks)
+        result.seconds = time.perf_counter() - start
+        for connection in idle:
+            connection.transport.close()
+        return result
+
+    async def closed_loop(self, seconds: float, connections: int) -> Result:
+        """Every connection sends one request after the other."""
+        result = Result()
+        start = time.perf_counter()
+
+        async def many(first: int) -> None:
+            connection, number = await self._connect(), first
+            while (now := time.perf_counter()) < start + seconds:
+                await connection.ask(self.requests[number % len(self.requests)], now, result)
+                number += connections
+            connection.transport.close()
+
+        await asyncio.gather(*(many(first) for first in range(connections)))
+        result.seconds = time.perf_counter() - start
+        return result
+
+    async def _connect(self) -> Connection:
+        return (await asyncio.get_running_loop().create_connection(Connection, self.host, self.port))[1]
+
+    def _request(self, row: list[float]) -> bytes:
+        body = json.dumps(dict(zip(NAMES, row, strict=True))).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: {self.host}\r\nContent-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+class Connection(asyncio.Protocol):
+    """One connection, one request at a time: cheaper than a library, so that the client takes little of two cores."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called once, at the start."""
+        self.transport, self.received, self.answer = transport, b"", None
+
+    def data_received(self, data: bytes) -> None:
+        """Called with every piece of an answer."""
+        self.received += data
+        head, found, body = self.received.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        if found and len(body) >= int(length):
+            self.received = b""
+            self.answer.set_result((int(head[9:12]), body))
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Called at the end; an answer that has not come then never will."""
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_result((0, b""))
+
+    async def ask(self, request: bytes, due: float, result: Result) -> None:
+        """Send a request and note how it went."""
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        status, body = (0, b"") if self.transport.is_closing() else await self.answer
+        result.latencies.append(time.perf_counter() - due)
+        result.errors += status != 200 or b'"probabilities"' not in body
+
+
+@dataclass
+class Result:
+    """What came back."""
+
+    latencies: list[float] = field(default_factory=list)
+    errors: int = 0
+    seconds: float = 0.0
+
+    def summary(self) -> str:
+        """In one line."""
+        ordered = sorted(self.latencies)
+        p50, p95, p99, last = (1000 * ordered[int(q * (len(ordered) - 1))] for q in (0.5, 0.95, 0.99, 1))
+        return (
+            f"{len(ordered)} requests in {self.seconds:.1f} s, {len(ordered) / self.seconds:.1f}/s, "
+            f"{self.errors} errors; latency p50 {p50:.1f} ms, p95 {p95:.1f} ms, p99 {p99:.1f} ms, largest {last:.0f} ms"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""`dapcal calibrate`: from a network of one's own, trained elsewhere, to a calibrated model in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dapcal.cli.common import Device, Json, Quiet, output, typer, writable
+
+if TYPE_CHECKING:
+    from dapcal.own.model import OwnModel
+
+
+def calibrate(
+    model: Annotated[
+        str, typer.Option(help="package.module:factory, a function without arguments that returns the network.")
+    ],
+    weights: Annotated[
+        list[Path], typer.Option(help="Its weights: .safetensors, .pt or .pth; several make a deep ensemble.")
+    ],
+    train: Annotated[Path, typer.Option(help="What it was trained on: npz file of arrays x (N, ...) and y.")],
+    held_out: Annotated[Path, typer.Option(help="Like it, and never trained on: npz file of arrays x and y.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the calibrated model, e.g. m.dap.")],
+    ood: Annotated[Path | None, typer.Option(help="Inputs unlike them, to choose φ on: npz file of x.")] = None,
+    posterior: Annotated[str | None, typer.Option(help="Of one network: last-layer (default) or laplace.")] = None,
+    task: Annotated[str | None, typer.Option(help="classification or regression; guessed from y.")] = None,
+    classes: Annotated[str | None, typer.Option(help="Names of the classes, e.g. cat,dog.")] = None,
+    seed: Annotated[int, typer.Option(help="Of draws, and of the split of the held-out data.")] = 0,
+    device: Device = "cpu",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a network that you have trained know how far an input is from its training data.
+
+    The factory is imported from the current folder or what is installed. Inputs are floating-point numbers as the
+    network takes them (or int64 token ids); y holds classes from 0 as whole numbers, or targets as fractions.
+
+    Example: dapcal calibrate --model nets:make --weights w.safetensors --train train.npz --held-out val.npz -o m.dap
+    """
+    with output(as_json, quiet) as said:
+        from dapcal.own import arrays
+        from dapcal.own import model as own_models
+        from dapcal.own.networks import moved, network, with_weights
+
+        writable(out, train, held_out, *weights, *([ood] if ood else []))
+        made = network(model)
+        networks = [moved(with_weights(made, path), device) for path in weights]
+        dtype = next(made.parameters()).dtype
+        data = arrays.labelled(train, dtype)
+        own = own_models.fit(
+            networks,
+            data,
+            arrays.labelled(held_out, dtype),
+            ood=None if ood is None else arrays.unlabelled(ood, dtype),
+            posterior=posterior,
+            task=task,
+            classes=() if classes is None else [name.strip() for name in classes.split(",")],
+            factory=model,
+            seed=seed,
+            progress=said.progress,
+        )
+        if task is None:
+            kind = "whole numbers" if own.classes else "fractions"
+            said.note(f"y holds {kind}, so this is {own.task}; --task says otherwise")
+        if own.train is None:
+            said.note(
+                f"the training data take more than {own_models.KEPT_BYTES >> 20} MiB and are not kept with the model: "
+                "dapcal report and dapcal explain cannot show them"
+            )
+        own.save(out)
+        radius = {s.name: None if s.radius is None else s.radius.start for s in own.calibrated.distance.spaces}
+        found: dict[str, Any] = {
+            "file": str(out),
+            "task": own.task,
+            "classes": list(own.classes),
+            "input_shape": list(own.input_shape),
+            **own.quality,
+            "phi": own.calibrated.phi,
+            "radius": radius,
+            "calibration": list(own.calibrated.notes),
+        }
+        said.result(found, f"{_numbers(own, len(data.x), len(networks), radius)}\n\nSaved to {out}")
+
+
+def _numbers(own: OwnModel, train: int, networks: int, radius: dict[str, float | None]) -> str:
+    quality = own.quality
+    measure = ("accuracy", f"{quality['accuracy']:.4f}") if own.classes else ("RMSE", f"{quality['rmse']:.4g}")
+    rows = [
+        ("inputs", f"{train:,} in training, {quality['inputs']:,} held out for these numbers"),
+        ("task", own.task + (f", {len(own.classes)} classes" if own.classes else "")),
+        ("networks", f"an ensemble of {networks}" if networks > 1 else "one"),
+        measure,
+        ("NLL", f"{quality['nll_after']:.4f} (without distances: {quality['nll_before']:.4f})"),
+        ("phi", f"{own.calibrated.phi:.4g}"),
+        ("radius", ", ".join(f"{name} {'none' if r is None else f'{r:.3g}'}" for name, r in radius.items())),
+    ]
+    return "\n".join(f"{name:<10}{text}" for name, text in rows)

@@ -1,0 +1,84 @@
+"""`dapcal doctor`: what is installed, what runs where, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections import defaultdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from dapcal.cli.common import Json, Quiet, output
+
+
+def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
+    """Say which versions, devices, extras and data sets are there, and how to get those that are missing.
+
+    Example: dapcal doctor
+    """
+    with output(as_json, quiet) as said:
+        found = {"versions": _versions(), "devices": _devices(), "extras": _extras(), "data": _data()}
+        said.result(found, _words(found))
+
+
+def _versions() -> dict[str, str]:
+    from dapcal import __version__
+
+    core = {name: metadata.version(name) for name in ("torch", "numpy", "scipy", "safetensors")}
+    return {"dapcal": __version__, "python": platform.python_version(), **core}
+
+
+def _devices() -> dict[str, str]:
+    import torch
+
+    devices = {"cpu": f"{torch.get_num_threads()} threads"}
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        devices[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+    return devices
+
+
+def _extras() -> dict[str, dict[str, str | None]]:
+    """Packages of every extra with their version, None where one is missing; as dapcal's own metadata list them."""
+    extras: dict[str, dict[str, str | None]] = defaultdict(dict)
+    for requirement in metadata.requires("dapcal") or []:
+        found = re.fullmatch(r'([\w.-]+).*;\s*extra\s*==\s*["\']([\w-]+)["\']', requirement)
+        if found is not None and found[1] != "dapcal":  # an extra that is made of others
+            extras[found[2]][found[1]] = _version(found[1])
+    return dict(extras)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _data() -> dict[str, Any]:
+    from dapcal.experiments.datasets.files import SHA256, cache_folder
+
+    given = os.environ.get("DAPCAL_DATA")
+    places = [*([Path(given)] if given else []), cache_folder() / "data"]
+    there: dict[str, bool] = {}
+    for file in SHA256:
+        name = file.partition("/")[0]
+        there[name] = there.get(name, True) and any((place / file).is_file() for place in places)
+    return {"DAPCAL_DATA": given, "cache": str(cache_folder()), "sets": there}
+
+
+def _words(found: dict[str, Any]) -> str:
+    lines = ["versions   " + ", ".join(f"{name} {version}" for name, version in found["versions"].items())]
+    lines += [f"device     {name}: {what}" for name, what in found["devices"].items()]
+    for extra, packages in found["extras"].items():
+        missing = [name for name, version in packages.items() if version is None]
+        state = f"missing {', '.join(missing)}: pip install 'dapcal[{extra}]'" if missing else "there"
+        lines.append(f"extra      {extra:<12} {state}")
+    data = found["data"]
+    lines.append(f"data       DAPCAL_DATA is {data['DAPCAL_DATA'] or 'not set'}; cache {data['cache']}")
+    for name, there in data["sets"].items():
+        absent = "missing (needed by `dapcal reproduce` alone; docs/data.md says where it may lie)"
+        lines.append(f"data       {name:<14} {'there' if there else absent}")
+    return "\n".join(lines)

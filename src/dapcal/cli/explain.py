@@ -1,0 +1,108 @@
+"""`dapcal explain`: why a row's prediction is what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from dapcal.cli.common import Device, Json, Quiet, checked, output, typer
+from dapcal.cli.loading import Factory, load
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dapcal.explain import Answer, Explanation
+    from dapcal.report.subject import Picture, Row, Subject
+
+
+def explain(
+    model: Annotated[Path, typer.Argument(help="What `dapcal fit` or `dapcal calibrate` wrote.")],
+    data: Annotated[Path, typer.Argument(help="Table or arrays that hold the row.")],
+    row: Annotated[int, typer.Option(min=1, help="Which row, counted from 1 without the header.")] = 1,
+    neighbours: Annotated[int, typer.Option(min=1, help="How many training rows to show.")] = 5,
+    factory: Factory = None,
+    device: Device = "cpu",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show the training rows nearest to a row, which of its columns are far, and how distance changed the prediction.
+
+    Example: dapcal explain house.dap new.csv --row 7
+    """
+    with output(as_json, quiet) as said:
+        from dapcal.explain import explain as explained
+
+        loaded = load(model, factory, checked(device))
+        rows = loaded.inputs(data, row)
+        if len(rows) < row:
+            raise ValueError(f"Expected --row between 1 and {len(rows)} (rows of {data}), got {row}")
+        subject = loaded.subject(model.name, None, "")
+        x = rows[row - 1 :]
+        found = explained(subject.calibrated, subject.train.x, x, subject.features, neighbours)
+        said.result({"row": row, **found.as_json()}, _words(subject, found, x, row))
+
+
+_COLUMNS = 6  # that the table of neighbours shows
+
+
+def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
+    verdict = "yes" if found.p_value <= 0.05 else "no"
+    reach = found.farthest
+    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} is usual"
+    lines = [
+        f"Row {row}: `{subject.target}` {_answer(subject, found.after)}",
+        f"Before distances count: {_answer(subject, found.before)}",
+        f"Out of distribution: {verdict} (p-value {found.p_value:.3g}); it lies {reach.raw:.3g} from the training rows "
+        f"in the space of {reach.space}{radius}",
+        _far(found, subject.show(x)[0]),
+        "",
+        *_neighbours(subject, found, x),
+    ]
+    return "\n".join(lines)
+
+
+def _answer(subject: Subject, answer: Answer) -> str:
+    if subject.classes:
+        best = sorted(zip(answer.mean, subject.classes, strict=True), reverse=True)[:3]
+        return ", ".join(f"{name} {100 * p:.1f} %" for p, name in best)
+    center, scale = subject.unit
+    mean, lower, upper = (center + scale * v[0] for v in (answer.mean, answer.lower, answer.upper))
+    return f"{mean:.4g} (95 % interval {lower:.4g} to {upper:.4g})"
+
+
+def _far(found: Explanation, shown: Row | Picture) -> str:
+    """The columns that are further from the neighbours than usual."""
+    far = [column for column in found.columns if column.is_far or column.is_outside]
+    if not far:
+        return "No column alone is far from the nearest training rows."
+    texts = []
+    for column in far[:_COLUMNS]:
+        value = f" = {shown[column.name]}" if isinstance(shown, dict) and column.name in shown else ""
+        outside = ", outside all training values" if column.is_outside else ""
+        texts.append(f"`{column.name}`{value} ({100 * column.share:.0f} % of the distance{outside})")
+    return "Far columns: " + "; ".join(texts)
+
+
+def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
+    """The row above its nearest training rows, the columns that differ most first."""
+    near = found.nearest
+    train = subject.train.x[list(near.rows)]
+    shown = [*subject.show(x), *subject.show(train)]
+    labels = ["this row", *(f"training row at {distance:.3g}" for distance in near.distances)]
+    targets = ["?", *_targets(subject, list(near.rows))]
+    rows = [one if isinstance(one, dict) else {} for one in shown]
+    names = [column.name for column in found.columns if column.name in rows[0]][:_COLUMNS]
+    table = [["", *names, subject.target]]
+    table += [
+        [label, *(one[name] for name in names), target]
+        for label, one, target in zip(labels, rows, targets, strict=True)
+    ]
+    widths = [max(len(line[place]) for line in table) for place in range(len(table[0]))]
+    return ["  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def _targets(subject: Subject, rows: list[int]) -> list[str]:
+    y = subject.train.y[rows]
+    if subject.classes:
+        return [subject.classes[label] for label in y.tolist()]
+    return [f"{subject.unit[0] + subject.unit[1] * value:.4g}" for value in y[:, 0].tolist()]

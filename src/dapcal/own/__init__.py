@@ -1,0 +1,1 @@
+"""Networks that people have trained themselves: from files, to a file, without further code."""

@@ -1,0 +1,128 @@
+"""From networks that are trained already to a posterior: one gets a Laplace approximation, several are an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from dapcal.data import Labelled
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from dapcal.networks import checked_outputs
+from dapcal.own.networks import told
+from dapcal.posteriors import ensemble, laplace
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.projectors import last_linear
+
+TASKS = ("classification", "regression")
+POSTERIORS = ("last-layer", "laplace")
+_BATCH = 256
+_FULL = 1000  # parameters of a last layer with a full covariance; more take seconds to minutes, so Kronecker factors
+
+Progress = Callable[[str, int, int], None]
+"""Told (stage, done, total)."""
+
+
+def posterior_of(
+    networks: Sequence[nn.Module],
+    likelihood: Likelihood,
+    train: Labelled,
+    kind: str | None,
+    seed: int,
+    progress: Progress,
+) -> NetworkPosterior:
+    """A Laplace approximation of one network, of its last layer ("last-layer", default) or of all ("laplace").
+
+    Several networks are the members of a deep ensemble, and have no `kind`.
+    """
+    if kind is not None and (kind not in POSTERIORS or len(networks) > 1):
+        wanted = "left out (several networks are an ensemble)" if len(networks) > 1 else f"as {' or '.join(POSTERIORS)}"
+        raise ValueError(f"Expected `posterior` {wanted}, got {kind!r}")
+    if len(networks) > 1:
+        return ensemble.of(networks, likelihood)
+    network, data = networks[0], DataLoader(_Watched(train, progress), batch_size=None)
+    if kind == "laplace":
+        return laplace.fit(network, likelihood, data, seed=seed)
+    try:
+        last = network.get_submodule(last_linear(network, train.x[:1]))
+        small = sum(parameter.numel() for parameter in last.parameters()) <= _FULL
+        structure = laplace.Full if small else laplace.Kronecker
+        return laplace.last_layer(network, likelihood, data, structure=structure, seed=seed)
+    except ValueError as error:
+        raise ValueError(f"No last layer to take: {error} (the posterior `laplace` takes all layers)") from error
+
+
+def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> Likelihood:
+    """Classes of one logit or several, or targets whose noise level is that of the training residuals."""
+    outputs = outputs_at(networks[0], train.x[:2])
+    if task == "regression":
+        if train.y.numel() == len(train.y) and outputs.shape[1] > 1:
+            raise ValueError(
+                f"The model has {outputs.shape[1]} outputs, but there is one target for an input; if the targets are "
+                "classes, save them as whole numbers, or name the task classification"
+            )
+        return Gaussian(_noise(networks, train, outputs.shape[1]))
+    if task != "classification":
+        raise ValueError(f"Expected `task` as {' or '.join(TASKS)}, got {task!r}")
+    one = outputs.shape[1] == 1
+    if not one and bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), outputs.new_ones(())):
+        raise ValueError(
+            "The model returns numbers that sum to one, as a softmax does; return the logits before it, so that they "
+            "can be calibrated"
+        )
+    likelihood: Likelihood = Bernoulli() if one else Categorical()
+    labels = likelihood.check(outputs[:1].expand(len(train.y), -1), train.y)
+    if len(labels.unique()) < 2:
+        raise ValueError(f"Expected at least 2 classes in `train`, got class {int(labels[0])} alone; give all classes")
+    return likelihood
+
+
+def guessed_task(y: Tensor) -> str:
+    """Whole numbers are classes.
+
+    >>> guessed_task(torch.tensor([0, 1])), guessed_task(torch.tensor([0.5, 1.0]))
+    ('classification', 'regression')
+    """
+    return "regression" if y.is_floating_point() else "classification"
+
+
+def outputs_at(network: nn.Module, x: Tensor) -> Tensor:
+    """Outputs (N, C) of a network in evaluation mode; inputs that it cannot take are refused."""
+    try:
+        with torch.no_grad():
+            outputs = network(x)
+    except Exception as error:  # a network may raise anything
+        raise ValueError(
+            f"The model cannot run on inputs of shape {tuple(x.shape[1:])} and {x.dtype} ({told(error)}); check `x`"
+        ) from error
+    return checked_outputs(outputs, len(x))
+
+
+def _noise(networks: Sequence[nn.Module], train: Labelled, targets: int) -> float:
+    """Root mean square of the training residuals, over all networks."""
+    y = Gaussian().check(train.x.new_zeros(len(train.x), targets), train.y)
+    deviation = float(y.double().std(0).mean())
+    if not deviation > 0:
+        raise ValueError("Expected targets that differ in `train`, but all are the same; there is nothing to predict")
+    total = 0.0
+    for network in networks:
+        for x, own in zip(train.x.split(_BATCH), y.split(_BATCH), strict=True):
+            total += float((outputs_at(network, x) - own).double().square().sum())
+    return max((total / (len(networks) * y.numel())) ** 0.5, 1e-4 * deviation)  # a network may interpolate
+
+
+class _Watched(Dataset):
+    """Batches by their number, each reported as it is read."""
+
+    def __init__(self, data: Labelled, progress: Progress) -> None:
+        self.batches = list(zip(data.x.split(_BATCH), data.y.split(_BATCH), strict=True))
+        self.progress = progress
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        self.progress("curvature", number + 1, len(self))
+        return self.batches[number]

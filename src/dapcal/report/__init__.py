@@ -1,0 +1,20 @@
+"""A report about a calibrated posterior: one HTML file for a person, which needs nothing outside itself.
+
+Subject ──► findings: plain numbers ──► charts and sentences ──► page
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dapcal.files import write_text
+from dapcal.report.findings import find
+from dapcal.report.page import page
+from dapcal.report.subject import Axis, Picture, Row, Subject
+
+__all__ = ["Axis", "Picture", "Row", "Subject", "write"]
+
+
+def write(subject: Subject, path: str | Path) -> None:
+    """Write the report, complete or not at all; its size is bounded whatever the size of the data."""
+    write_text(path, page(find(subject)))

@@ -1,0 +1,48 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A few significant digits, thousands apart, a true minus sign.
+
+    >>> number(1234.56), number(-0.01234), number(2e-7), number(0)
+    ('1,235', '−0.0123', '2e−7', '0')
+    """
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+    if value == 0:
+        return "0"
+    power = math.floor(math.log10(abs(value)))
+    if not -5 < power < 9:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        text = f"{mantissa.rstrip('0').rstrip('.') if '.' in mantissa else mantissa}e{int(exponent)}"
+    else:
+        decimals = max(0, digits - 1 - power)
+        text = f"{value:,.{decimals}f}"
+        if decimals:
+            text = text.rstrip("0").rstrip(".")
+    return text.replace("-", "−")
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with a decimal where it is near 0 or 100.
+
+    >>> percent(0.934), percent(0.9987), percent(0.004), percent(1)
+    ('93 %', '99.9 %', '0.4 %', '100 %')
+    """
+    if not math.isfinite(share):
+        return "–"
+    near_end = 0 < share < 0.0195 or 0.9805 < share < 1
+    return f"{100 * share:.1f} %" if near_end else f"{100 * share:.0f} %"
+
+
+def p_value(value: float) -> str:
+    """Two significant digits.
+
+    >>> p_value(0.0123), p_value(0.5)
+    ('0.012', '0.5')
+    """
+    return number(value, 2)

@@ -1,0 +1,76 @@
+"""Predictions at many inputs, before and after the adjustment, in batches: memory stays bounded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dapcal.calibrate import Calibrated
+from dapcal.predictive import Prediction
+
+_BATCH = 256
+
+
+class Answers(NamedTuple):
+    """What a posterior says at N inputs, in double precision on the CPU."""
+
+    mean: Tensor  # (N, K) class probabilities or expected targets
+    variance: Tensor  # (N,) for classes, (N, K) for targets
+    epistemic: Tensor  # shaped as `variance`
+    log_prob: Tensor  # (N,) of the targets; NaN where there are none
+
+
+class Predicted(NamedTuple):
+    """Both answers, and how far the inputs are."""
+
+    before: Answers
+    after: Answers
+    raw: Tensor  # (spaces, N)
+    pre_distance: Tensor  # (N,)
+    score: Tensor  # (N,)
+    p_value: Tensor  # (N,)
+    ess: Tensor  # (N,)
+    total_weight: Tensor  # (N,)
+    pareto_k: Tensor  # (N,)
+
+
+def predict(calibrated: Calibrated, x: Tensor, y: Tensor | None = None) -> Predicted:
+    """Predictions at inputs (N, ...), with the log probability of their targets where those are given."""
+    targets = [None] * len(x.split(_BATCH)) if y is None else y.split(_BATCH)
+    parts = [_one(calibrated, batch, own) for batch, own in zip(x.split(_BATCH), targets, strict=True)]
+    return Predicted(
+        before=_joined([part.before for part in parts]),
+        after=_joined([part.after for part in parts]),
+        **{name: torch.cat([getattr(part, name) for part in parts], -1) for name in Predicted._fields[2:]},
+    )
+
+
+def _one(calibrated: Calibrated, x: Tensor, y: Tensor | None) -> Predicted:
+    prediction = calibrated(x)
+    weights = prediction.diagnostics
+    return Predicted(
+        before=_answers(prediction.base, y),
+        after=_answers(prediction, y),
+        raw=_plain(calibrated.distance.raw(x)),
+        pre_distance=_plain(prediction.pre_distance),
+        score=_plain(prediction.ood_score),
+        p_value=_plain(prediction.ood_p_value),
+        ess=_plain(weights.ess),
+        total_weight=_plain(weights.total_weight),
+        pareto_k=_plain(weights.pareto_k),
+    )
+
+
+def _answers(prediction: Prediction, y: Tensor | None) -> Answers:
+    density = torch.full((len(prediction),), torch.nan) if y is None else prediction.log_prob(y)
+    return Answers(*map(_plain, (prediction.mean, prediction.variance, prediction.epistemic, density)))
+
+
+def _joined(parts: list[Answers]) -> Answers:
+    return Answers(*(torch.cat(pieces) for pieces in zip(*parts, strict=True)))
+
+
+def _plain(values: Tensor) -> Tensor:
+    return values.detach().double().cpu()

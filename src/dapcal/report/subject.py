@@ -1,0 +1,78 @@
+"""What a report is about: a calibrated posterior, its data, and how both look to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from dapcal.calibrate import Calibrated
+from dapcal.data import Labelled, check_inputs
+from dapcal.likelihoods import ClassLikelihood
+
+Row = dict[str, str]
+"""A table's row as a person reads it: column name to text."""
+
+
+class Picture(NamedTuple):
+    """An image as a person sees it."""
+
+    png: bytes
+
+
+class Axis(NamedTuple):
+    """One of two inputs: shown value = center + scale · input."""
+
+    name: str
+    center: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What the report tells of.
+
+    Attributes:
+        calibrated: the calibrated posterior.
+        train: the training data of the calibration, inputs as the network takes them, in the same order.
+        held_out: its held-out data, all of them and in the same order; targets as the likelihood wants them.
+        title: of the page, e.g. "house.dap".
+        target: what is predicted, e.g. "price".
+        show: inputs (N, ...) to what a person sees, N rows or pictures.
+        classes: their names; empty in regression.
+        unit: regression: what people see = unit[0] + unit[1] · the network's target.
+        features: flat inputs: for each input column the name of the table's column that it comes from.
+        axes: two-dimensional inputs: what the two are called and how they are shown.
+        new: further inputs to report on.
+        new_name: what those are called.
+    """
+
+    calibrated: Calibrated
+    train: Labelled
+    held_out: Labelled
+    title: str
+    target: str
+    show: Callable[[Tensor], list[Row | Picture]]
+    classes: tuple[str, ...] = ()
+    unit: tuple[float, float] = (0.0, 1.0)
+    features: tuple[str, ...] = ()
+    axes: tuple[Axis, Axis] | None = None
+    new: Tensor | None = None
+    new_name: str = "new data"
+
+    def __post_init__(self) -> None:
+        for name, x in (("train", self.train.x), ("held_out", self.held_out.x), ("new", self.new)):
+            if x is not None:
+                check_inputs(x, name, like=self.calibrated.example)
+        if self.is_classification != bool(self.classes):
+            kind = "the classes' names" if self.is_classification else "none, as this is a regression"
+            raise ValueError(f"Expected in `classes` {kind}, got {len(self.classes)}")
+        if self.unit[1] == 0:
+            raise ValueError("Expected `unit` as (center, scale) with a scale other than 0, got 0")
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether classes are predicted."""
+        return isinstance(self.calibrated.posterior.likelihood, ClassLikelihood)

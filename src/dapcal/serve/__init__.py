@@ -1,0 +1,18 @@
+"""A model as an HTTP service: rows of JSON in, calibrated predictions out.
+
+`served.py` says what is served, `app.py` is the service, and the rest is what it is made of: the shapes of rows and
+predictions (`schema.py`), errors (`errors.py`), limits (`gate.py`), waiting rows put together (`batching.py`), numbers
+for Prometheus (`metrics.py`), a page for people (`page.py`), and a process that runs it all (`process.py`).
+"""
+
+try:
+    import fastapi  # noqa: F401
+    import uvicorn  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"The service needs {error.name}; install it with: pip install 'dapcal[serve]'") from error
+
+from dapcal.serve.app import create_app
+from dapcal.serve.process import run
+from dapcal.serve.served import Field, Limits, Served
+
+__all__ = ["Field", "Limits", "Served", "create_app", "run"]

@@ -1,0 +1,79 @@
+"""A process that serves until it is told to stop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from dapcal.serve.app import create_app
+from dapcal.serve.served import Limits, Served
+
+
+def run(
+    served: Served,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    limits: Limits | None = None,
+    started: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until SIGTERM, after which it returns, or Ctrl-C, after which it raises KeyboardInterrupt.
+
+    Requests that are under way are finished first. Set torch to one thread before: the event loop wants a core too.
+
+    Args:
+        served: the model.
+        host: the address to listen at; "0.0.0.0" lets other machines in.
+        port: 0 takes one that is free.
+        limits: what is refused; by default `Limits()`.
+        started: called with the service's address as soon as it listens.
+    """
+    limits = limits or Limits()
+    config = uvicorn.Config(
+        create_app(served, limits),
+        lifespan="on",
+        log_config=None,  # the logging of the process stays as it is
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,  # most clients and proxies close earlier, so that none writes to what we just closed
+        timeout_graceful_shutdown=math.ceil(limits.seconds),
+    )
+    server = uvicorn.Server(config)
+    with _listening(host, port) as listener, _calm_end(server):
+        if started is not None:
+            shown = f"[{host}]" if ":" in host else host
+            started(f"http://{shown}:{listener.getsockname()[1]}")
+        server.run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise OSError(
+            f"Cannot listen at {host}, port {port} ({error}); choose another with `host` and `port`"
+        ) from error
+
+
+@contextmanager
+def _calm_end(server: uvicorn.Server) -> Iterator[None]:
+    """Have SIGTERM end the server alone: uvicorn, having ended well, raises it once more, which would kill us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,141 @@
+"""Columns of a table as the inputs of a network, (N, P) float32, and back.
+
+A number is standardised: (value − mean)/sd of the training rows. Where it is missing it counts as the mean, and a 0/1
+column beside it says so if the training rows had missing values.
+
+A category is one 0/1 column per level. Two different levels are then √2 apart, as two independent values of a
+standardised number are in the root mean square: no column outweighs the others in a distance. The `MAX_LEVELS` most
+frequent levels have columns of their own, the rarer ones share one, and missing values are a level if the training rows
+had any.
+
+A level that the training rows never held has a column of its own, which is 0 at all training rows and `UNKNOWN` at such
+a value: it lies at √(1 + UNKNOWN²) ≈ 4.1 standard deviations from every level, so that the row counts as far from the
+training data, as it should, while the network, which has learnt nothing about that column, is not thrown about.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dapcal.tables.values import numbers, texts
+
+MAX_LEVELS = 50
+UNKNOWN = 4.0
+LIMIT = 1e6  # standard deviations; squares of squares of it still fit into float32
+
+
+@dataclass(frozen=True)
+class Number:
+    """(value − center)/scale, and a 0/1 column for missing values if training had any."""
+
+    name: str
+    center: float
+    scale: float
+    missing: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of the encoded matrix."""
+        return 1 + self.missing
+
+    def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:
+        """Fill `part` (N, width), which holds zeros."""
+        with np.errstate(over="ignore"):  # what overflows is too far, and refused
+            standardised = (numbers(values, self.name, first_row=first_row) - self.center) / self.scale  # (N,)
+        far = np.abs(standardised) > LIMIT
+        if far.any():
+            row = int(np.argmax(far))
+            raise ValueError(
+                f"Row {first_row + row}: column `{self.name}` holds {values[row].as_py()}, over a million standard "
+                "deviations from the training rows; correct it, or leave it empty if it is missing"
+            )
+        missing = np.isnan(standardised)
+        part[:, 0] = np.where(missing, 0.0, standardised)
+        if not self.missing:
+            return Counts(imputed=int(missing.sum()))
+        part[:, 1] = missing
+        return Counts()
+
+    def decode(self, part: np.ndarray) -> list[str]:
+        """Readable values of encoded rows (N, width)."""
+        absent = part[:, 1] > 0.5 if self.missing else np.zeros(len(part), bool)
+        return [
+            "missing" if none else readable(self.center + self.scale * value, self.scale * max(1.0, abs(value)))
+            for value, none in zip(part[:, 0].tolist(), absent.tolist(), strict=True)
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """A description that `dapcal.tables.descriptions` reads back exactly."""
+        return {"kind": "number", **asdict(self), "center": self.center.hex(), "scale": self.scale.hex()}
+
+
+@dataclass(frozen=True)
+class Category:
+    """A 0/1 column per level, one for rare levels and one for missing values if training had any, one for unknown."""
+
+    name: str
+    levels: tuple[str, ...]  # most frequent first
+    rare: tuple[str, ...]  # seen in training, and encoded as one
+    missing: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of the encoded matrix."""
+        return len(self.levels) + bool(self.rare) + self.missing + 1
+
+    def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:  # noqa: ARG002
+        """Fill `part` (N, width), which holds zeros."""
+        text = texts(values, self.name)
+        missing = text.is_null().to_numpy()
+        found = pc.index_in(text, pa.array((*self.levels, *self.rare), pa.string()))
+        position = pc.fill_null(found, -1).to_numpy().astype(np.int64)  # (N,)
+        unknown = (position < 0) & ~missing
+        position = np.minimum(position, len(self.levels))  # rare levels share the column after the others
+        position[missing] = self.width - 2 if self.missing else 0  # otherwise imputed with the most frequent level
+        position[unknown] = self.width - 1
+        part[np.arange(len(part)), position] = np.where(unknown, UNKNOWN, 1.0)
+        return Counts(imputed=0 if self.missing else int(missing.sum()), unknown=int(unknown.sum()))
+
+    def decode(self, part: np.ndarray) -> list[str]:
+        """The level with the largest entry, for encoded rows (N, width)."""
+        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.missing, "unknown"]
+        return [shown[position] for position in part.argmax(1)]
+
+    def as_json(self) -> dict[str, Any]:
+        """A description that `dapcal.tables.descriptions` reads back exactly."""
+        return {"kind": "category", **asdict(self), "levels": list(self.levels), "rare": list(self.rare)}
+
+
+class Counts(NamedTuple):
+    """Rows of one column that had to be made up for."""
+
+    imputed: int = 0
+    unknown: int = 0
+
+
+def find(table: pa.Table, name: str) -> str:
+    """The name of a column, if the table has it once; otherwise an error that suggests the nearest."""
+    found = len(table.schema.get_all_field_indices(name))
+    if found == 1:
+        return name
+    if found:
+        raise ValueError(f"Expected one column `{name}`, got {found}; rename all but one")
+    near = get_close_matches(name, table.column_names, 1)
+    columns = ", ".join(table.column_names[:10]) + (", …" if table.num_columns > 10 else "")
+    raise ValueError(
+        f"There is no column `{name}`"
+        + (f"; did you mean `{near[0]}`?" if near else f"; the columns are: {columns or 'none'}")
+    )
+
+
+def readable(value: float, scale: float) -> str:
+    """A number without the digits that float32 made up: rounded to 1e-5 of its scale."""
+    decimals = 5 - math.floor(math.log10(scale))
+    return f"{round(value, decimals) + 0.0:.15g}"  # + 0.0: no negative zero

@@ -1,0 +1,121 @@
+"""CSV and TSV files: separator and names from the header, every value as text, and rows that do not fit refused."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from dapcal.tables.sources import Source, pieces
+from dapcal.tables.values import are_numbers, at, short
+
+_BLOCK_BYTES = 1 << 20  # parsed at a time; no row may be longer
+
+
+def open_delimited(path: Path, rows: int) -> Source:
+    """CSV and TSV, every value as text."""
+    separator, names, skipped = _header(path)
+    ragged: list[Any] = []
+
+    def remember(row: Any) -> str:
+        ragged.append(row)
+        return "error"
+
+    def batches() -> Iterator[pa.Table]:
+        first_row = 1
+        try:
+            reader = pa.csv.open_csv(
+                path,
+                pa.csv.ReadOptions(
+                    use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows_after_names=skipped
+                ),
+                pa.csv.ParseOptions(
+                    delimiter=separator,
+                    newlines_in_values=True,
+                    ignore_empty_lines=len(names) > 1,  # in a table of one column they are missing values
+                    invalid_row_handler=remember,
+                ),
+                pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+            )
+            for batch in reader:
+                _check_nul(batch, path, first_row)
+                first_row += len(batch)
+                yield from pieces(pa.Table.from_batches([batch]), rows)
+            if first_row == 1:
+                raise ValueError(f"{path} has a header and no rows; expected at least one")
+            _check_end(batch, path)
+        except pa.ArrowInvalid as error:
+            if ragged:
+                row = ragged[0]
+                raise ValueError(
+                    f"{at(str(path), row.number - skipped)}: {row.actual_columns} values where the header names "
+                    f"{row.expected_columns} columns ({short(row.text)}); correct the row, or put quotation marks "
+                    "around values that hold a separator"
+                ) from error
+            if "straddl" in str(error):
+                raise ValueError(
+                    f"{path} has a row of more than {_BLOCK_BYTES >> 20} MiB; is there a quotation mark that is never "
+                    "closed?"
+                ) from error
+            raise
+
+    return Source(names, batches, untyped=True)
+
+
+def _header(path: Path) -> tuple[str, tuple[str, ...], int]:
+    """Separator, names, and how many lines they take; the separator is the first that gives more than one column."""
+    separators = "\t,;|" if ".tsv" in path.name.lower() else ",;\t|"
+    for separator in (*separators, separators[0]):  # the usual one for a single column
+        names, skipped = _first_line(path, separator)
+        if len(names) > 1:
+            break
+    if all(are_numbers(pa.chunked_array([pa.array(names)]))):
+        raise ValueError(f"{path} has no header, its first line holds numbers alone; add a line that names the columns")
+    return separator, names, skipped
+
+
+def _first_line(path: Path, separator: str) -> tuple[tuple[str, ...], int]:
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+        try:
+            for lines, row in enumerate(csv.reader(file, delimiter=separator), 1):
+                if row and not any(line.strip() for line in file):
+                    raise ValueError(f"{path} has a header and no rows; expected at least one")
+                if row:
+                    return tuple(name.strip() for name in row), lines
+        except csv.Error as error:
+            raise ValueError(
+                f"{path} has a header that cannot be read ({error}); is there a quotation mark that is never closed?"
+            ) from error
+    raise ValueError(f"{path} is empty; expected a table with a header")
+
+
+def _check_nul(batch: pa.RecordBatch, path: Path, first_row: int) -> None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        data = column.buffers()[2]
+        # a look at the raw bytes is quick; the buffer may end in padding, so only its texts decide
+        if data is None or np.frombuffer(data, np.uint8).all():
+            continue
+        found = pc.match_substring(column, "\0").to_numpy(zero_copy_only=False)
+        if found.any():
+            where = at(str(path), first_row + int(np.argmax(found)))
+            raise ValueError(f"{where}: column `{name}` holds a NUL byte; save the table as text in UTF-8")
+
+
+def _check_end(last: pa.RecordBatch, path: Path) -> None:
+    """A quotation mark that is never closed would silently swallow the rest of the file."""
+    value = last.columns[-1][-1].as_py() if len(last) else ""
+    if path.suffix.lower() == ".gz" or not {"\n", "\r"} & set(value):
+        return
+    with path.open("rb") as file:
+        file.seek(-min(1 << 10, path.stat().st_size), os.SEEK_END)
+        if not file.read().rstrip().endswith(b'"'):
+            raise ValueError(f"{path} ends inside a quotation ({short(value)}); close its quotation mark")

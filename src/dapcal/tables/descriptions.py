@@ -1,0 +1,84 @@
+"""Encoders and targets from the JSON that describes them in a saved model; whatever is not exactly that is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dapcal.tables.columns import Category, Number
+from dapcal.tables.encoder import Encoder
+from dapcal.tables.targets import Classes, Numbers
+
+
+def encoder_from_json(description: Mapping[str, Any]) -> Encoder:
+    """The encoder that `Encoder.as_json` described; anything else is refused."""
+    _expect(isinstance(description, Mapping), "no object")
+    _expect(set(description) == {"target", "dropped", "notes", "columns"}, f"its fields are {sorted(description)}")
+    _expect(isinstance(description["target"], str), "its target has no name")
+    _expect(isinstance(description["columns"], list) and bool(description["columns"]), "it has no columns")
+    encoder = Encoder(
+        columns=tuple(_column(column) for column in description["columns"]),
+        target=description["target"],
+        dropped=_strings(description["dropped"], "dropped"),
+        notes=_strings(description["notes"], "notes"),
+    )
+    names = [column.name for column in encoder.columns]
+    _expect(len({*names, encoder.target}) == len(names) + 1, "a column occurs twice")
+    return encoder
+
+
+def target_from_json(description: Mapping[str, Any]) -> Classes | Numbers:
+    """The target that `as_json` described; anything else is refused."""
+    if isinstance(description, Mapping):
+        if set(description) == {"kind", "center", "scale"} and description["kind"] == "numbers":
+            center, scale = (_finite(description[name], name) for name in ("center", "scale"))
+            if scale > 0:
+                return Numbers(center, scale)
+        if set(description) == {"kind", "labels", "original"} and description["kind"] == "classes":
+            labels, original = description["labels"], description["original"]
+            if (
+                isinstance(labels, list)
+                and all(isinstance(label, str) for label in labels)
+                and len(set(labels)) == len(labels) >= 2
+                and original in ("text", "number", "boolean")
+            ):
+                return Classes(tuple(labels), original)
+    raise ValueError("The description of the target is damaged; fit and save the model again")
+
+
+def _column(description: Any) -> Number | Category:
+    _expect(isinstance(description, Mapping), "a column is no object")
+    kind = description.get("kind")
+    _expect(kind in ("number", "category"), f"a column is of kind {kind!r}")
+    fields = {"center", "scale"} if kind == "number" else {"levels", "rare"}
+    _expect(set(description) == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
+    name, missing = description["name"], description["missing"]
+    _expect(isinstance(name, str) and isinstance(missing, bool), "a column has no name")
+    if kind == "number":
+        center, scale = (_finite(description[field], name) for field in ("center", "scale"))
+        _expect(scale > 0, f"column `{name}` has scale {scale}")
+        return Number(name, center, scale, missing)
+    levels, rare = _strings(description["levels"], name), _strings(description["rare"], name)
+    _expect(len({*levels, *rare}) == len(levels) + len(rare) > 0, f"column `{name}` has a level twice, or none")
+    return Category(name, levels, rare, missing)
+
+
+def _finite(value: Any, name: str) -> float:
+    """A finite number from the hexadecimal text that keeps it exact."""
+    try:
+        number = float.fromhex(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    _expect(math.isfinite(number), f"`{name}` holds {value!r}")
+    return number
+
+
+def _strings(values: Any, name: str) -> tuple[str, ...]:
+    _expect(isinstance(values, list) and all(isinstance(value, str) for value in values), f"`{name}` holds no texts")
+    return tuple(values)
+
+
+def _expect(fine: bool, trouble: str) -> None:
+    if not fine:
+        raise ValueError(f"The description of the table's columns is damaged ({trouble}); fit and save the model again")

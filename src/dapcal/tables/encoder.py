@@ -1,0 +1,130 @@
+"""All columns of a table but the target, as one matrix (N, P) and back; `dapcal.tables.columns` says how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from dapcal.tables.columns import Category, Number, find
+from dapcal.tables.fitting import fit_column
+from dapcal.tables.values import Kind
+
+
+def fit_encoder(table: pa.Table, target: str, drop: Sequence[str] = ()) -> Encoder:
+    """Learn from the training rows how every column but the target is encoded.
+
+    Refused, because a number must be made of them first: dates and free text. Dropped with a note: columns without a
+    value, and texts that are different in every row (they name rows, and say nothing about new ones).
+
+    Args:
+        table: training rows, as `dapcal.tables.files.read` gives them.
+        target: the column to be predicted.
+        drop: columns to leave out.
+    """
+    for name in (target, *drop):
+        find(table, name)
+    if target in drop:
+        raise ValueError(f"Column `{target}` is the target and cannot be dropped")
+    if not len(table):
+        raise ValueError("Expected at least one training row, got none")
+    columns: list[Number | Category] = []
+    notes: list[str] = []
+    dropped = list(drop)
+    for name in table.column_names:
+        if name == target or name in drop:
+            continue
+        column, note = fit_column(table[name], name)
+        notes += [note] if note else []
+        if column is None:
+            dropped.append(name)
+        else:
+            columns.append(column)
+    if not columns:
+        raise ValueError(f"No column is left to predict `{target}` from; " + ("; ".join(notes) or "add one"))
+    return Encoder(tuple(columns), target, tuple(dropped), tuple(notes))
+
+
+class Encoded(NamedTuple):
+    """Rows as a network takes them, and what had to be made up for."""
+
+    x: Tensor  # (N, P) float32, finite
+    unknown: dict[str, int]  # column: rows with a level that training never saw
+    imputed: dict[str, int]  # column: rows without a value, where training had none such
+    ignored: tuple[str, ...]  # columns that the model does not know
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Fitted columns; call it on a table.
+
+    Attributes:
+        columns: in the order of the training table.
+        target: the column that is predicted; tables may hold it or not.
+        dropped: columns of the training table that are left out.
+        notes: what was decided on the way, in words.
+    """
+
+    columns: tuple[Number | Category, ...]
+    target: str
+    dropped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __call__(self, table: pa.Table, first_row: int = 1) -> Encoded:
+        """Encode rows; `first_row` is what errors call the first one."""
+        x = np.zeros((len(table), self.width), np.float32)  # (N, P)
+        counts = {
+            column.name: column.encode(table[find(table, column.name)], part, first_row)
+            for column, part in self._parts(x)
+        }
+        known = {self.target, *self.dropped, *counts}
+        return Encoded(
+            x=torch.from_numpy(x),
+            unknown={name: count.unknown for name, count in counts.items() if count.unknown},
+            imputed={name: count.imputed for name, count in counts.items() if count.imputed},
+            ignored=tuple(name for name in table.column_names if name not in known),
+        )
+
+    @property
+    def width(self) -> int:
+        """P."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """For each of the P inputs the table's column that it comes from."""
+        return tuple(column.name for column in self.columns for _ in range(column.width))
+
+    @property
+    def expected(self) -> dict[str, Kind]:
+        """Kinds of the columns, for `dapcal.tables.files.stream`."""
+        return {column.name: "number" if isinstance(column, Number) else "category" for column in self.columns}
+
+    def decode(self, x: Tensor) -> list[dict[str, str]]:
+        """Readable values of encoded rows (N, P)."""
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise ValueError(f"Expected encoded rows of shape (N, {self.width}), got {tuple(x.shape)}")
+        matrix = x.detach().cpu().double().numpy()
+        shown = {column.name: column.decode(part) for column, part in self._parts(matrix)}
+        return [dict(zip(shown, row, strict=True)) for row in zip(*shown.values(), strict=True)]
+
+    def as_json(self) -> dict[str, Any]:
+        """A description that `encoder_from_json` reads back exactly."""
+        return {
+            "target": self.target,
+            "dropped": list(self.dropped),
+            "notes": list(self.notes),
+            "columns": [column.as_json() for column in self.columns],
+        }
+
+    def _parts(self, matrix: np.ndarray) -> Iterator[tuple[Number | Category, np.ndarray]]:
+        """Every column with its share of a matrix (N, P)."""
+        start = 0
+        for column in self.columns:
+            yield column, matrix[:, start : start + column.width]
+            start += column.width

@@ -1,0 +1,91 @@
+"""How a column is encoded, learnt from the training rows; a column that is of no use, or needs work first, is told."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dapcal.tables.columns import MAX_LEVELS, Category, Number
+from dapcal.tables.values import is_number, is_text, numbers, texts
+
+_DATE = (
+    r"^([0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./]([0-9]{4}|[0-9]{2}))"
+    r"([T ][0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?( ?(Z|[+-][0-9]{2}:?[0-9]{2}))?)?$"
+)
+
+
+def fit_column(values: pa.ChunkedArray, name: str) -> tuple[Number | Category | None, str | None]:
+    """A fitted column, or None if it is of no use; and what there is to say about it."""
+    if pa.types.is_temporal(values.type):
+        raise ValueError(_date_advice(name))
+    if is_number(values.type):
+        return _fit_number(values, name)
+    if is_text(values.type) or any(
+        is_one(values.type) for is_one in (pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null)
+    ):
+        return _fit_category(texts(values, name), name)
+    raise ValueError(
+        f"Column `{name}` holds {values.type}, which is neither number nor text; leave it out with --drop {name}"
+    )
+
+
+def mean_and_deviation(values: np.ndarray, name: str) -> tuple[float, float]:
+    """Mean and standard deviation, which is exactly 0 where the values are constant up to rounding."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(values.mean()), float(values.std())
+    largest = float(np.abs(values).max())
+    if not (math.isfinite(mean) and math.isfinite(deviation)):
+        raise ValueError(f"Column `{name}` holds numbers up to {largest:.3g}, too large to standardise; rescale it")
+    return mean, deviation if deviation > 8 * np.finfo(np.float64).eps * largest else 0.0
+
+
+def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str | None]:
+    all_values = numbers(values, name)
+    present = all_values[~np.isnan(all_values)]
+    if not len(present):
+        return None, f"column `{name}` has no values: left out"
+    center, deviation = mean_and_deviation(present, name)
+    note = None
+    if len(present) == len(all_values) > 20 and (np.diff(present) == 1).all():
+        note = (
+            f"column `{name}` counts the rows: if it only names them, leave it out with --drop {name}, or every new "
+            "row will look far from the training data"
+        )
+    return Number(name, center, deviation or 1.0, missing=len(present) < len(all_values)), note
+
+
+def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, str | None]:
+    present = text.drop_null()
+    if not len(present):
+        return None, f"column `{name}` has no values: left out"
+    if pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.9:
+        raise ValueError(_date_advice(name))
+    counts = sorted((-n["counts"], n["values"]) for n in pc.value_counts(present).to_pylist())
+    distinct = len(counts)
+    if distinct > max(10, len(present) / 2) and pc.mean(pc.count_substring(present, " ")).as_py() >= 3:
+        raise ValueError(
+            f"Column `{name}` holds free text ({distinct:,} different texts in {len(present):,} rows); make numbers or "
+            f"categories of it, or leave it out with --drop {name}"
+        )
+    if distinct == len(present) > 10:
+        return None, f"column `{name}` is different in every row, so it names rows: left out"
+    levels = [level for _, level in counts]
+    note = None
+    if distinct > MAX_LEVELS:
+        kept = -sum(n for n, _ in counts[:MAX_LEVELS]) / len(present)
+        note = (
+            f"column `{name}` has {distinct:,} levels: the {MAX_LEVELS} most frequent ({100 * kept:.0f} % of the rows) "
+            "are told apart, the others count as one"
+        )
+    missing = len(present) < len(text)
+    return Category(name, tuple(levels[:MAX_LEVELS]), tuple(levels[MAX_LEVELS:]), missing), note
+
+
+def _date_advice(name: str) -> str:
+    return (
+        f"Column `{name}` holds dates or times; make numbers of it (year, month, days since a day that matters), or "
+        f"leave it out with --drop {name}"
+    )

@@ -1,0 +1,164 @@
+"""What a model of a table has learnt: how good it is, what it looks at, and what happens away from the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dapcal.predictive import Prediction
+from dapcal.tables.model import TableModel
+from dapcal.tables.targets import Classes, Numbers
+
+_MOST_ROWS = 1000  # held-out rows that columns are shuffled in
+LEVEL = 0.95  # of the intervals whose coverage is told
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Numbers on held-out rows, half of which have chosen φ; losses are in nats per row.
+
+    Attributes:
+        task: classification or regression.
+        train_rows: rows that the networks learnt from.
+        rows: held-out rows.
+        columns: of the table that predictions are made from.
+        measure: "accuracy" or "RMSE" (in the target's unit).
+        value: of the model.
+        constant: of the best answer that looks at no column: the most frequent class, or the mean.
+        nll: negative log-likelihood; in regression of the target in its own unit.
+        base_nll: the same before distances count.
+        coverage: share of held-out targets within the 95 % interval; None for classes.
+        flagged: share of held-out rows with a p-value of at most 0.05.
+        phi: φ.
+        radius: for every space the distance within which nothing is far.
+        widening: k, by which the spread is multiplied at twice the radius (without one: a standard deviation away).
+        important: columns, and what the measure loses when their held-out values are shuffled; largest loss first.
+    """
+
+    task: str
+    train_rows: int
+    rows: int
+    columns: int
+    measure: str
+    value: float
+    constant: float
+    nll: float
+    base_nll: float
+    coverage: float | None
+    flagged: float
+    phi: float
+    radius: dict[str, float | None]
+    widening: float
+    important: dict[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def summarise(model: TableModel, seed: int = 0) -> Summary:
+    """Measure a model on its held-out rows; `seed` is of the shuffling."""
+    held_out, target = model.held_out, model.target
+    predictions = [model.calibrated(x) for x in held_out.x.split(model.rows_at_once)]
+    ys = held_out.y.split(model.rows_at_once)
+    unit = 0.0 if isinstance(target, Classes) else math.log(target.scale)
+
+    def nll(adjusted: bool) -> float:
+        parts = [-(p if adjusted else p.base).log_prob(y) for p, y in zip(predictions, ys, strict=True)]
+        return float(torch.cat(parts).double().mean()) + unit
+
+    p_values = torch.cat([p.ood_p_value for p in predictions])
+    mean = torch.cat([p.mean for p in predictions])
+    return Summary(
+        task=model.task,
+        train_rows=len(model.train.x),
+        rows=len(held_out.x),
+        columns=len(model.encoder.columns),
+        measure="accuracy" if isinstance(target, Classes) else "RMSE",
+        value=_value(target, mean, held_out.y),
+        constant=_value(target, _constant(target, model.train.y).expand_as(mean), held_out.y),
+        nll=nll(True),
+        base_nll=nll(False),
+        coverage=None if isinstance(target, Classes) else _coverage(predictions, ys),
+        flagged=float((p_values <= 0.05).double().mean()),
+        phi=model.calibrated.phi,
+        radius={s.name: None if s.radius is None else s.radius.start for s in model.calibrated.distance.spaces},
+        widening=_widening(model),
+        important=_important(model, seed),
+    )
+
+
+def words(summary: Summary, target: str) -> str:
+    """Three lines: how good, what it looks at, what happens away from the data."""
+    if summary.task == "classification":
+        good = (
+            f"right in {100 * summary.value:.1f} % of {summary.rows:,} held-out rows (always the most frequent class: "
+        )
+        good += f"{100 * summary.constant:.1f} %)"
+    else:
+        good = f"off by {summary.value:.4g} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
+        good += f"{summary.constant:.4g}); its 95 % intervals hold {100 * (summary.coverage or 0):.0f} % of them"
+    names = [f"`{name}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
+    looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."
+    where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"
+    away = (
+        f"{where} from the training rows its doubt is {summary.widening:.2g} times as large; "
+        f"{100 * summary.flagged:.1f} % of the held-out rows are flagged as out of distribution (expected: 5 %)."
+    )
+    return f"`{target}` is {good}.\n{looks}\n{away}"
+
+
+def _value(target: Classes | Numbers, mean: Tensor, y: Tensor) -> float:
+    if isinstance(target, Classes):
+        return float((mean.argmax(-1) == y).double().mean())
+    return target.scale * float(((mean - y).double() ** 2).mean().sqrt())
+
+
+def _constant(target: Classes | Numbers, y: Tensor) -> Tensor:
+    """What is predicted without looking: frequencies of the classes, or the mean, (K,)."""
+    if isinstance(target, Classes):
+        return torch.bincount(y, minlength=len(target.labels)).double()
+    return y.double().mean(0)
+
+
+def _coverage(predictions: list[Prediction], ys: tuple[Tensor, ...]) -> float:
+    inside = []
+    for prediction, y in zip(predictions, ys, strict=True):
+        lower, upper = prediction.interval(LEVEL)
+        inside.append((lower <= y) & (y <= upper))
+    return float(torch.cat(inside).double().mean())
+
+
+def _widening(model: TableModel) -> float:
+    """k = (σ0 + d)/σ0, or 1 + d where there is no σ0, at twice the radius in every space."""
+    calibrated = model.calibrated
+    twice = [1.0 if space.radius is None else 2 * space.radius.start for space in calibrated.distance.spaces]
+    distance = calibrated.factor * calibrated.distance.combine(
+        torch.tensor(twice, device=model.train.x.device)[:, None]
+    )
+    prior = calibrated.posterior.prior
+    return float(1 + distance if prior is None else prior.widening(distance))
+
+
+def _important(model: TableModel, seed: int) -> dict[str, float]:
+    """Permutation importance (Breiman 2001) of every column of the table."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = model.held_out.x[:_MOST_ROWS], model.held_out.y[:_MOST_ROWS]
+    names = model.encoder.names
+    sign = 1 if isinstance(model.target, Classes) else -1
+
+    def value(inputs: Tensor) -> float:
+        means = [model.calibrated(part).mean for part in inputs.split(model.rows_at_once)]
+        return sign * _value(model.target, torch.cat(means), y)
+
+    best = value(x)
+    losses = {}
+    for name in dict.fromkeys(names):
+        own = torch.tensor([other == name for other in names], device=x.device)
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        losses[name] = best - value(torch.where(own, x[order], x))
+    return dict(sorted(losses.items(), key=lambda item: -item[1]))

@@ -1,0 +1,219 @@
+"""The column to be predicted: which task it poses, and its values as a network learns them, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from dapcal.tables.columns import LIMIT, find
+from dapcal.tables.fitting import mean_and_deviation
+from dapcal.tables.values import Kind, is_number, numbers, texts
+
+TaskName = Literal["classification", "regression"]
+Original = Literal["text", "number", "boolean"]
+
+MAX_CLASSES = 1000
+_FEW = 20  # distinct whole numbers up to which they may be classes
+_ROWS_PER_CLASS = 10  # and how many rows each should have on average
+_NO_TARGET = "the target is missing; leave out such rows"
+_EXACT = 2.0**53  # whole numbers up to here are told apart by float64
+
+
+class Task(NamedTuple):
+    """What a column poses, and why it was taken so."""
+
+    name: TaskName
+    reason: str
+
+
+def guess(column: pa.ChunkedArray, name: str = "target") -> Task:
+    """Texts and booleans are classes, and so are a few whole numbers that repeat; other numbers are amounts."""
+    if not is_number(column.type):
+        return Task("classification", f"{_original(column.type)}s: classification")
+    values = numbers(column, name)
+    values = values[~np.isnan(values)]
+    distinct, rows = len(np.unique(values)), len(values)
+    if (values != np.round(values)).any():
+        return Task("regression", "numbers with fractions: regression; use --task classification if they are classes")
+    found = f"{distinct:,} distinct whole numbers among {rows:,} rows"
+    if distinct <= 2 or (distinct <= _FEW and rows >= _ROWS_PER_CLASS * distinct):
+        return Task("classification", f"{found}: classification; use --task regression if they are amounts")
+    return Task("regression", f"{found}: regression; use --task classification if they are classes")
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Classes by name, sorted: numbers by value, texts by their characters.
+
+    Attributes:
+        labels: K names.
+        original: what the column held.
+    """
+
+    labels: tuple[str, ...]
+    original: Original
+
+    @property
+    def expected(self) -> Kind:
+        """Kind of the column, for `dapcal.tables.files.stream`."""
+        return "number" if self.original == "number" else "category"
+
+    def encode(self, column: pa.ChunkedArray, first_row: int = 1, name: str = "target") -> Tensor:
+        """Positions of the labels, (N,) long; a missing or unknown label is refused."""
+        text = _labels(column, self.original, name, first_row)
+        found = pc.fill_null(pc.index_in(text, pa.array(self.labels, pa.string())), -1).to_numpy()
+        if len(found) and found.min() < 0:
+            row = int(np.argmin(found))
+            raise ValueError(f"Row {first_row + row}: {_unknown(text[row].as_py(), self.labels)}")
+        return torch.from_numpy(found.astype(np.int64))
+
+    def decode(self, y: Tensor) -> list[str]:
+        """Names of classes (N,)."""
+        return [self.labels[position] for position in y.tolist()]
+
+    def as_json(self) -> dict[str, Any]:
+        """A description that `target_from_json` reads back exactly."""
+        return {"kind": "classes", "labels": list(self.labels), "original": self.original}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Amounts, standardised for the network: (value − center)/scale."""
+
+    center: float
+    scale: float
+
+    @property
+    def expected(self) -> Kind:
+        """Kind of the column, for `dapcal.tables.files.stream`."""
+        return "number"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Amounts have no classes."""
+        return ()
+
+    def encode(self, column: pa.ChunkedArray, first_row: int = 1, name: str = "target") -> Tensor:
+        """Standardised amounts, (N, 1) float32; a missing one is refused."""
+        with np.errstate(over="ignore"):  # what overflows is too far, and refused
+            values = (numbers(column, name, first_row=first_row) - self.center) / self.scale
+        missing, far = np.isnan(values), np.abs(values) > LIMIT
+        if missing.any():
+            raise ValueError(f"Row {first_row + int(np.argmax(missing))}: {_NO_TARGET}")
+        if far.any():
+            raise ValueError(
+                f"Row {first_row + int(np.argmax(far))}: the target lies more than a million standard deviations from "
+                "the training rows; correct it"
+            )
+        return torch.from_numpy(values.astype(np.float32))[:, None]
+
+    def decode(self, y: Tensor) -> Tensor:
+        """Amounts in the table's unit, of the same shape, float64."""
+        return self.center + self.scale * y.double()
+
+    def as_json(self) -> dict[str, Any]:
+        """A description that `target_from_json` reads back exactly."""
+        return {"kind": "numbers", "center": self.center.hex(), "scale": self.scale.hex()}
+
+
+def fit_target(column: pa.ChunkedArray, task: TaskName | None = None, name: str = "target") -> Classes | Numbers:
+    """Learn classes, or center and scale, from the training rows; missing values do not count.
+
+    Args:
+        column: the target of the training rows.
+        task: by default what `guess` says.
+        name: what errors call the column.
+    """
+    if task not in (None, "classification", "regression"):
+        raise ValueError(f"Expected `task` as classification or regression, got {task!r}")
+    if pa.types.is_temporal(column.type):
+        raise ValueError("The target holds dates or times; make numbers of it, e.g. days since a day that matters")
+    if not _present(column, name).any():
+        raise ValueError("The target has no values; choose another column")
+    regression = (task or guess(column, name).name) == "regression"
+    return _fit_numbers(column, name) if regression else _fit_classes(column, name)
+
+
+def with_target(table: pa.Table, target: str) -> tuple[pa.Table, str | None]:
+    """The rows that have a target, and a note if there are others."""
+    present = _present(table[find(table, target)], target)
+    missing = int((~present).sum())
+    if missing == len(table):
+        raise ValueError(f"No row has a value of `{target}`; choose another target")
+    if not missing:
+        return table, None
+    return table.filter(pa.array(present)), f"{missing:,} of {len(table):,} rows have no `{target}`: left out"
+
+
+def _present(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """Rows that have a value."""
+    if is_number(column.type):
+        return ~np.isnan(numbers(column, name))
+    return (column if pa.types.is_temporal(column.type) else texts(column, name)).is_valid().to_numpy()
+
+
+def _fit_classes(column: pa.ChunkedArray, name: str) -> Classes:
+    original = _original(column.type)
+    counts = pc.value_counts(_labels(column, original, name).drop_null()).to_pylist()
+    labels = [count["values"] for count in counts]
+    if len(labels) < 2:
+        raise ValueError(f"The target has one class only ({labels[0]!r}); give rows of at least two")
+    if len(labels) > MAX_CLASSES:
+        raise ValueError(
+            f"Expected at most {MAX_CLASSES:,} classes, got {len(labels):,}; "
+            + ("use --task regression" if original == "number" else "choose another target, or merge rare classes")
+        )
+    single = sorted(count["values"] for count in counts if count["counts"] == 1)
+    if single:
+        named = ", ".join(repr(label) for label in single[:5]) + (", …" if len(single) > 5 else "")
+        raise ValueError(
+            f"{len(single):,} of {len(labels):,} classes have a single row ({named}), and a class needs one to learn "
+            "from and one to check; merge them, leave those rows out"
+            + (", or use --task regression" if original == "number" else "")
+        )
+    return Classes(tuple(sorted(labels, key=float if original == "number" else None)), original)
+
+
+def _fit_numbers(column: pa.ChunkedArray, name: str) -> Numbers:
+    if not is_number(column.type):
+        held = f"{_original(column.type)}s"
+        raise ValueError(f"Expected numbers in the target for regression, got {held}; use --task classification")
+    values = numbers(column, name)
+    values = values[~np.isnan(values)]
+    center, scale = mean_and_deviation(values, name)
+    if not scale:
+        raise ValueError(f"The target is {values[0]:g} in every row; there is nothing to predict")
+    return Numbers(center, scale)
+
+
+def _original(kind: pa.DataType) -> Original:
+    if is_number(kind):
+        return "number"
+    return "boolean" if pa.types.is_boolean(kind) else "text"
+
+
+def _labels(column: pa.ChunkedArray, original: Original, name: str, first_row: int = 1) -> pa.ChunkedArray:
+    """A column of classes as texts, null where missing."""
+    if original != "number":
+        return texts(column, name)
+    values = numbers(column, name, first_row=first_row)
+    if (np.abs(values) >= _EXACT).any():
+        raise ValueError(f"The target holds numbers beyond {_EXACT:.0f} as classes; write them as texts")
+    return texts(pa.chunked_array([pa.array(values, from_pandas=True)]), name)
+
+
+def _unknown(label: str | None, labels: tuple[str, ...]) -> str:
+    if label is None:
+        return _NO_TARGET
+    near = get_close_matches(label, labels, 1)
+    known = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
+    return f"the target {label!r} is no class of the training rows" + (
+        f"; did you mean {near[0]!r}?" if near else f"; these are: {known}"
+    )

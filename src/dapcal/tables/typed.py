@@ -1,0 +1,88 @@
+"""Parquet and npz files, whose columns come with types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+from dapcal.tables.sources import Source, pieces
+from dapcal.tables.values import is_number, is_text
+
+
+def open_parquet(path: Path, rows: int) -> Source:
+    """Numbers, texts, booleans, dates and times; nested columns are refused."""
+    file = pa.parquet.ParquetFile(path, buffer_size=1 << 16)  # otherwise a row group is held as a whole
+    for field in file.schema_arrow:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        simple = pa.types.is_boolean(kind) or pa.types.is_null(kind) or pa.types.is_temporal(kind)
+        if not (simple or is_text(kind) or is_number(kind)):
+            raise ValueError(
+                f"{path}: column `{field.name}` holds {field.type}, which is neither number nor text; flatten it, or "
+                "write the file without it"
+            )
+    if not file.metadata.num_rows:
+        raise ValueError(f"{path} has columns and no rows; expected at least one")
+
+    def batches() -> Iterator[pa.Table]:
+        for batch in file.iter_batches(batch_size=rows):
+            yield from pieces(pa.Table.from_batches([batch]), rows)
+
+    return Source(tuple(file.schema_arrow.names), batches, untyped=False)
+
+
+def open_npz(path: Path, rows: int) -> Source:
+    """A 1-D array is a column, and a 2-D array `x` is the columns x0, x1, … ."""
+    columns: list[tuple[str, pa.Array]] = []
+    lengths: dict[str, int] = {}
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        for key in file.files:
+            array = _array(file, key, path)
+            lengths[key] = len(array)
+            if array.ndim == 1:
+                columns.append((key, _as_arrow(array, key, path)))
+            else:
+                columns += [(f"{key}{i}", _as_arrow(values, key, path)) for i, values in enumerate(array.T)]
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"`{key}` has {rows}" for key, rows in lengths.items())
+        raise ValueError(f"{path}: Expected arrays of one length, got others: {found}; save each table in its own file")
+    if not any(lengths.values()):
+        raise ValueError(f"{path} has no rows; write it with numpy.savez(path, x=x, y=y)")
+    names = [name for name, _ in columns]
+    table = pa.Table.from_arrays([values for _, values in columns], names)
+    return Source(tuple(names), lambda: pieces(table, rows), untyped=False)
+
+
+def _array(file: Any, key: str, path: Path) -> np.ndarray:
+    try:
+        array = file[key]
+    except (ValueError, RuntimeError) as error:
+        if "pickle" in str(error):
+            raise ValueError(
+                f"{path}: array `{key}` holds Python objects, which are not loaded; save numbers or texts"
+            ) from error
+        raise ValueError(f"{path} is damaged or incomplete (array `{key}`); write or copy it again") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"{path}: `{key}` is no array; write the file with numpy.savez")
+    if array.ndim not in (1, 2) or 0 in array.shape[1:]:
+        raise ValueError(
+            f"{path}: Expected columns (1-D) or matrices (2-D), got array `{key}` of shape {array.shape}; save it as "
+            "(rows, columns)"
+        )
+    return array
+
+
+def _as_arrow(values: np.ndarray, name: str, path: Path) -> pa.Array:
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8")
+    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
+        values = values.astype(np.float64)
+    if values.dtype.kind not in "biufUMm":
+        raise ValueError(
+            f"{path}: array `{name}` holds {values.dtype}, which is neither number nor text; convert it before saving"
+        )
+    return pa.array(np.ascontiguousarray(values.astype(values.dtype.newbyteorder("="), copy=False)))

@@ -1,0 +1,208 @@
+"""Models of tables: what is predicted, kept in the file, and told about."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import dapcal
+from dapcal import recipes
+from dapcal.calibrate import Calibrated
+from dapcal.recipes import Recipe
+from dapcal.tables import model as models
+from dapcal.tables.model import TableModel
+from dapcal.tables.summary import summarise, words
+
+RECIPE = Recipe(hidden=(16,), epochs=15, members=3)
+
+
+def rows(n: int = 240, seed: int = 0) -> pa.Table:
+    """A number, one with gaps, a category, and targets of both kinds."""
+    random = np.random.default_rng(seed)
+    area, age = random.normal(80, 20, n), random.uniform(0, 50, n)
+    city = random.choice(["Rome", "Oslo", "Lima"], n)
+    price = 3 * area - age + 40 * (city == "Rome") + random.normal(0, 5, n)
+    return pa.table(
+        {
+            "area": area,
+            "age": pa.array(age, mask=random.random(n) < 0.1),
+            "city": city,
+            "price": price,
+            "dear": np.where(price > np.median(price), "yes", "no"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def regression() -> TableModel:
+    return models.fit(rows(), "price", recipe=RECIPE, drop=["dear"])
+
+
+@pytest.fixture(scope="module")
+def classification() -> TableModel:
+    return models.fit(rows(), "dear", recipe=RECIPE, drop=["price"])
+
+
+def test_numbers_come_back_in_the_unit_of_the_table(regression: TableModel):
+    new = rows(50, seed=1)
+    found = regression.predict(new, level=0.8).table
+    direct = regression.calibrated(regression.encoder(new).x)
+    price = rows()["price"].to_numpy()
+    center, scale = price.mean(), price.std()
+    expected = {
+        "prediction": direct.mean[:, 0],
+        "lower": direct.interval(0.8).lower[:, 0],
+        "upper": direct.interval(0.8).upper[:, 0],
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], center + scale * value.double().numpy(), rtol=1e-6)
+    both = np.array(found["epistemic"]) ** 2 + np.array(found["aleatoric"]) ** 2
+    np.testing.assert_allclose(both, scale**2 * direct.variance[:, 0].double().numpy(), rtol=1e-5)
+    error = np.array(found["prediction"]) - new["price"].to_numpy()
+    assert np.sqrt((error**2).mean()) < 0.6 * new["price"].to_numpy().std()
+
+
+def test_classes_come_back_by_name(classification: TableModel):
+    new = rows(50, seed=1)
+    found = classification.predict(new).table
+    direct = classification.calibrated(classification.encoder(new).x)
+    assert found.column_names[:3] == ["prediction", "probability_no", "probability_yes"]
+    np.testing.assert_allclose(found["probability_yes"], direct.probs[:, 1], rtol=1e-6)
+    assert found["prediction"].to_pylist() == [("no", "yes")[place] for place in direct.probs.argmax(1).tolist()]
+    assert np.mean(np.array(found["prediction"]) == np.array(new["dear"])) > 0.8
+
+
+def test_a_row_far_away_is_flagged_and_less_sure(regression: TableModel):
+    near = rows(1, seed=2)
+    far = near.set_column(0, "area", pa.array([2000.0]))
+    one, two = (regression.predict(table).table.to_pylist()[0] for table in (near, far))
+    assert not one["ood"]
+    assert two["ood"]
+    assert two["epistemic"] > 5 * one["epistemic"]
+    assert two["distance"] > one["distance"]
+    assert regression.predict(far, alpha=0.0).table["ood"].to_pylist() == [False]
+
+
+def test_batches_change_nothing(classification: TableModel, monkeypatch):
+    whole = classification.predict(rows(30, seed=3)).table
+    monkeypatch.setattr(models, "_NUMBERS_AT_ONCE", 7 * 50 * 2)
+    assert classification.rows_at_once == 7
+    parts = classification.predict(rows(30, seed=3)).table
+    assert parts.column_names == whole.column_names
+    for name in whole.column_names[1:-1]:
+        np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-6)
+
+
+def test_no_rows_are_refused(classification: TableModel):
+    with pytest.raises(ValueError, match="Expected at least one input"):
+        classification.predict(rows(5).slice(0, 0))
+
+
+@pytest.mark.parametrize("posterior", recipes.POSTERIORS)
+def test_a_saved_model_predicts_the_same(posterior: str, tmp_path: Path):
+    recipe = Recipe(posterior=posterior, hidden=(8,), epochs=4, members=2, draws=5)
+    model = models.fit(rows(120), "price", recipe=recipe, drop=["dear"])
+    model.save(tmp_path / "m.dap")
+    loaded = models.load(tmp_path / "m.dap")
+    new = rows(20, seed=1)
+    assert loaded.predict(new).table.equals(model.predict(new).table)
+    assert loaded.encoder == model.encoder
+    assert loaded.recipe == model.recipe
+    assert loaded.notes == model.notes
+    assert torch.equal(loaded.train.x, model.train.x)
+    assert torch.equal(loaded.held_out.y, model.held_out.y)
+
+
+def test_the_file_is_also_one_for_python(regression: TableModel, tmp_path: Path):
+    regression.save(tmp_path / "m.dap")
+    network = recipes.network(regression.encoder.width, 1, RECIPE)
+    loaded = dapcal.load(tmp_path / "m.dap", network)
+    x = regression.held_out.x[:5]
+    assert torch.equal(loaded(x).mean, regression.calibrated(x).mean)
+
+
+def test_a_file_of_another_kind_is_refused(regression: TableModel, tmp_path: Path):
+    regression.calibrated.save(tmp_path / "m.dap")
+    with pytest.raises(ValueError, match=r"was not made by `dapcal fit`; load it in Python with dapcal\.load"):
+        models.load(tmp_path / "m.dap")
+
+
+def test_notes_tell_what_was_decided(tmp_path: Path):
+    table = rows(100)
+    table = table.set_column(4, "dear", pa.array([None, *table["dear"].to_pylist()[1:]]))
+    table = table.append_column("name", pa.array([f"house{n}" for n in range(100)]))
+    model = models.fit(table, "dear", recipe=RECIPE)
+    text = "\n".join(model.notes)
+    assert "`dear` holds texts: classification" in text
+    assert "1 of 100 rows have no `dear`: left out" in text
+    assert "column `name` is different in every row" in text
+    assert len(model.train.x) + len(model.held_out.x) == 99
+
+
+def test_the_subject_of_a_report_shows_rows_in_words(regression: TableModel):
+    subject = regression.subject("house.dap")
+    shown = subject.show(regression.encoder(rows(3, seed=5)).x)
+    assert [row["city"] for row in shown] == rows(3, seed=5)["city"].to_pylist()
+    assert subject.target == "price"
+    assert subject.axes is None
+    assert set(subject.features) == {"area", "age", "city"}
+
+
+def test_two_numbers_have_a_map():
+    table = rows(100).select(["area", "price", "dear"])
+    subject = models.fit(table, "dear", recipe=RECIPE).subject("m")
+    assert subject.axes is not None
+    assert [axis.name for axis in subject.axes] == ["area", "price"]
+    assert subject.axes[0].center == pytest.approx(table["area"].to_numpy().mean())
+
+
+# Summary
+
+
+def test_the_summary_is_measured_on_held_out_rows(regression: TableModel):
+    summary = summarise(regression)
+    x, y = regression.held_out.x, regression.held_out.y
+    prediction, scale = regression.calibrated(x), rows()["price"].to_numpy().std()
+    assert summary.rows == len(x)
+    assert summary.train_rows + summary.rows == 240
+    assert summary.value == pytest.approx(scale * float(((prediction.mean - y) ** 2).mean().sqrt()), rel=1e-5)
+    assert summary.constant == pytest.approx(
+        scale * float(((regression.train.y.mean() - y) ** 2).mean().sqrt()), rel=1e-5
+    )
+    assert summary.nll == pytest.approx(float(-prediction.log_prob(y).mean()) + math.log(scale), rel=1e-5)
+    assert summary.base_nll == pytest.approx(float(-prediction.base.log_prob(y).mean()) + math.log(scale), rel=1e-5)
+    lower, upper = prediction.interval(0.95)
+    assert summary.coverage == pytest.approx(float(((lower <= y) & (y <= upper)).double().mean()))
+    assert summary.flagged == pytest.approx(float((prediction.ood_p_value <= 0.05).double().mean()))
+    assert next(iter(summary.important)) == "area"
+    assert summary.important["area"] > summary.important["city"] > 0
+
+
+def test_the_summary_of_classes(classification: TableModel):
+    summary = summarise(classification)
+    right = classification.calibrated(classification.held_out.x).probs.argmax(1) == classification.held_out.y
+    assert summary.value == pytest.approx(float(right.double().mean()))
+    majority = classification.train.y.mode().values
+    assert summary.constant == pytest.approx(float((classification.held_out.y == majority).double().mean()))
+    assert summary.coverage is None
+
+
+def test_the_widening_is_that_of_twice_the_radius(regression: TableModel):
+    summary = summarise(regression)
+    calibrated: Calibrated = regression.calibrated
+    d0 = max((2 * s.radius.start - s.radius.start) / s.radius.unit for s in calibrated.distance.spaces if s.radius)
+    assert summary.widening == pytest.approx(1 + calibrated.factor * d0, rel=1e-5)
+
+
+def test_three_lines_of_words(regression: TableModel, classification: TableModel):
+    for model, target, good in ((regression, "price", "RMSE"), (classification, "dear", "most frequent class")):
+        lines = words(summarise(model), target).splitlines()
+        assert len(lines) == 3
+        assert good in lines[0]
+        assert "`area`" in lines[1]
+        assert "At twice the usual distance" in lines[2]
