@@ -87,7 +87,8 @@ def test_fit_as_json_is_json_alone(folder: Path, tmp_path: Path):
     result = run("fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL, "--json", "-q")
     told = json.loads(result.stdout)
     assert told["measure"] == "RMSE"
-    assert told["rows"] == 44
+    assert told["held_out"] == 44
+    assert told["rows"] == 22
     assert told["file"] == str(tmp_path / "m.dap")
     assert any("left out" in note for note in told["notes"])
     assert result.stderr == ""

@@ -87,7 +87,7 @@ def _numbers(summary: Summary) -> str:
         f"{name} {'none' if start is None else f'{start:.3g}'}" for name, start in summary.radius.items()
     )
     rows = [
-        ("rows", f"{summary.train_rows:,} to learn from, {summary.rows:,} held out, {summary.columns} columns"),
+        ("rows", f"{summary.train_rows:,} to learn from, {summary.held_out:,} held out, {summary.columns} columns"),
         ("task", summary.task),
         (summary.measure, value),
         ("NLL", f"{summary.nll:.4f} (without distances: {summary.base_nll:.4f})"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dapcal import artifact, recipes
 from dapcal.calibrate import Calibrated
-from dapcal.data import Labelled
+from dapcal.data import Labelled, split
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.predictive import Prediction
 from dapcal.recipes import Recipe
@@ -120,6 +120,12 @@ class TableModel:
         parts = [self._columns(self.calibrated(x), level, alpha) for x in batches]
         columns = {name: pa.chunked_array([part[name] for part in parts]) for name in parts[0]}
         return Predicted(pa.table(columns), encoded)
+
+    def halves(self) -> tuple[Labelled, Labelled]:
+        """Held-out rows: the half that stopped training and chose φ, and the one that p-values are read from."""
+        rows = split(len(self.held_out.x), torch.Generator().manual_seed(self.recipe.seed))
+        first, second = (self.held_out.subset(half.to(self.held_out.x.device)) for half in rows)
+        return first, second
 
     def save(self, path: str | Path) -> None:
         """Write everything to one file, training and held-out rows included (the report shows some of them)."""

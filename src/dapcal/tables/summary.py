@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapcal.data import Labelled
 from dapcal.predictive import Prediction
 from dapcal.tables.model import TableModel
 from dapcal.tables.targets import Classes, Numbers
@@ -19,12 +20,13 @@ LEVEL = 0.95  # of the intervals whose coverage is told
 
 @dataclass(frozen=True)
 class Summary:
-    """Numbers on held-out rows, half of which have chosen φ; losses are in nats per row.
+    """Numbers on the half of the held-out rows that nothing was chosen on; losses are in nats per row.
 
     Attributes:
         task: classification or regression.
         train_rows: rows that the networks learnt from.
-        rows: held-out rows.
+        held_out: rows held out of training; half of them stopped it and chose φ.
+        rows: the other half, which is measured here.
         columns: of the table that predictions are made from.
         measure: "accuracy" or "RMSE" (in the target's unit).
         value: of the model.
@@ -32,7 +34,7 @@ class Summary:
         nll: negative log-likelihood; in regression of the target in its own unit.
         base_nll: the same before distances count.
         coverage: share of held-out targets within the 95 % interval; None for classes.
-        flagged: share of held-out rows with a p-value of at most 0.05.
+        flagged: share of rows with a p-value of at most 0.05, among those that p-values are not read from.
         phi: φ.
         radius: for every space the distance within which nothing is far.
         widening: k, by which the spread is multiplied at twice the radius (without one: a standard deviation away).
@@ -41,6 +43,7 @@ class Summary:
 
     task: str
     train_rows: int
+    held_out: int
     rows: int
     columns: int
     measure: str
@@ -61,8 +64,8 @@ class Summary:
 
 
 def summarise(model: TableModel, seed: int = 0) -> Summary:
-    """Measure a model on its held-out rows; `seed` is of the shuffling."""
-    held_out, target = model.held_out, model.target
+    """Measure a model on held-out rows; `seed` is of the shuffling."""
+    (chose, held_out), target = model.halves(), model.target
     predictions = [model.calibrated(x) for x in held_out.x.split(model.rows_at_once)]
     ys = held_out.y.split(model.rows_at_once)
     unit = 0.0 if isinstance(target, Classes) else math.log(target.scale)
@@ -71,11 +74,12 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         parts = [-(p if adjusted else p.base).log_prob(y) for p, y in zip(predictions, ys, strict=True)]
         return float(torch.cat(parts).double().mean()) + unit
 
-    p_values = torch.cat([p.ood_p_value for p in predictions])
+    p_values = torch.cat([model.calibrated(x).ood_p_value for x in chose.x.split(model.rows_at_once)])
     mean = torch.cat([p.mean for p in predictions])
     return Summary(
         task=model.task,
         train_rows=len(model.train.x),
+        held_out=len(model.held_out.x),
         rows=len(held_out.x),
         columns=len(model.encoder.columns),
         measure="accuracy" if isinstance(target, Classes) else "RMSE",
@@ -88,7 +92,7 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         phi=model.calibrated.phi,
         radius={s.name: None if s.radius is None else s.radius.start for s in model.calibrated.distance.spaces},
         widening=_widening(model),
-        important=_important(model, seed),
+        important=_important(model, held_out, seed),
     )
 
 
@@ -107,7 +111,7 @@ def words(summary: Summary, target: str) -> str:
     where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"
     away = (
         f"{where} from the training rows its doubt is {summary.widening:.2g} times as large; "
-        f"{100 * summary.flagged:.1f} % of the held-out rows are flagged as out of distribution (expected: 5 %)."
+        f"{100 * summary.flagged:.1f} % of other held-out rows are flagged as out of distribution (expected: 5 %)."
     )
     return f"`{target}` is {good}.\n{looks}\n{away}"
 
@@ -144,10 +148,10 @@ def _widening(model: TableModel) -> float:
     return float(1 + distance if prior is None else prior.widening(distance))
 
 
-def _important(model: TableModel, seed: int) -> dict[str, float]:
+def _important(model: TableModel, held_out: Labelled, seed: int) -> dict[str, float]:
     """Permutation importance (Breiman 2001) of every column of the table."""
     generator = torch.Generator().manual_seed(seed)
-    x, y = model.held_out.x[:_MOST_ROWS], model.held_out.y[:_MOST_ROWS]
+    x, y = held_out.x[:_MOST_ROWS], held_out.y[:_MOST_ROWS]
     names = model.encoder.names
     sign = 1 if isinstance(model.target, Classes) else -1
 
