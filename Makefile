@@ -19,6 +19,7 @@ test: $(STAMP)
 
 test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt
 	$(PEERS)/bin/pytest tests/peers
+	$(PEERS)/bin/pytest tests/test_docs.py -k bring-your-own
 
 results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of README and docs
 	$(VENV)/bin/dapcal demo --out build/results
@@ -26,14 +27,16 @@ results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of RE
 	mkdir -p results docs
 	cp build/results/two-moons.json build/results/sinusoid.json build/results/posteriors.json results/
 	cp build/results/two-moons-confidence.png build/results/posteriors-*.png docs/
+	$(VENV)/bin/python docs/figures.py
 	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
 
 page: $(STAMP)  # docs/results.md with its figures, and the README's table, from the files in results/
 	$(VENV)/bin/python -m dapcal.experiments.results_page results docs
+	$(VENV)/bin/python -m dapcal.experiments.results_choosing results docs/choosing.md
 	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
 
-docs: $(STAMP)  # the site, in site/
-	$(VENV)/bin/mkdocs build --strict --quiet
+docs: $(STAMP)  # the site, into site/; not --quiet, which hides warnings from --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 format: $(STAMP)
 	$(VENV)/bin/ruff format .

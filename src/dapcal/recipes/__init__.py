@@ -1,0 +1,8 @@
+"""Recipes: networks and posteriors for tables, for those who do not want to choose them."""
+
+from dapcal.recipes.division import divide
+from dapcal.recipes.fitting import Fitted, fit
+from dapcal.recipes.posteriors import POSTERIORS, Report
+from dapcal.recipes.recipe import NAMES, Recipe, network
+
+__all__ = ["NAMES", "POSTERIORS", "Fitted", "Recipe", "Report", "divide", "fit", "network"]

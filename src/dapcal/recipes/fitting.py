@@ -1,0 +1,109 @@
+"""From a matrix and targets to a calibrated posterior, with nothing left to choose.
+
+rows ──► train │ held-out ──► networks ──► posterior ──► `dapcal.calibrate` ──► Fitted
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import NamedTuple, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.calibrate import Calibrated, calibrate
+from dapcal.data import Data, Labelled, gather, split
+from dapcal.distances import Space
+from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.ood_inputs import Around
+from dapcal.recipes.division import check_rows, divide
+from dapcal.recipes.posteriors import POSTERIORS, RUNS, Report, Task, Watch, one_thread, options_of
+from dapcal.recipes.recipe import Recipe, network
+from dapcal.recipes.refit import refitted
+from dapcal.recipes.temperature import temperature_helps
+from dapcal.types import DapcalWarning, Posterior
+
+
+class Fitted(NamedTuple):
+    """A calibrated posterior and the rows it was made from."""
+
+    calibrated: Calibrated
+    train: Labelled
+    held_out: Labelled
+
+
+def fit(
+    x: Tensor,
+    y: Tensor,
+    likelihood: Likelihood,
+    outputs: int,
+    recipe: Recipe,
+    progress: Report | None = None,
+) -> Fitted:
+    """Hold out rows, train what the recipe names on the others, and calibrate it.
+
+    The half of the held-out rows that chooses φ also stops training, where its NLL falls no more; nothing sees the half
+    that gives p-values before. Warnings of the calibration become `calibrated.notes`: on tables with few rows, few
+    errors or many equal rows they are the rule.
+
+    Args:
+        x: standardised inputs, (N, P); the network has their dtype.
+        y: targets as the likelihood wants them: classes 0 to K − 1, or numbers (standardised).
+        likelihood: p(y | outputs).
+        outputs: C, of the network.
+        recipe: how.
+        progress: told of every epoch.
+    """
+    data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
+    check_rows(data, likelihood)
+    data = data._replace(y=likelihood.check(data.x.new_zeros(len(data.x), outputs), data.y))
+    train, held_out = divide(data, recipe, isinstance(likelihood, ClassLikelihood))
+
+    def make() -> nn.Module:
+        return network(x.shape[1], outputs, recipe).to(data.x)
+
+    chooses = held_out.subset(split(len(held_out.x), torch.Generator().manual_seed(recipe.seed))[0].to(data.x.device))
+    watch = Watch(progress, "training", RUNS.get(recipe.posterior, recipe.members))
+    task = Task(make, likelihood, (train.x, train.y), recipe, options_of(recipe, len(train.x), chooses, watch))
+    with one_thread():
+        posterior = POSTERIORS[recipe.posterior](task)
+    if progress is not None:
+        progress("calibrating", 0, 1)
+    given: _Given = {
+        "train": (train.x, train.y),
+        "held_out": (held_out.x, held_out.y),
+        "seed": recipe.seed,
+        "guard": recipe.guard,
+        "temperature": temperature_helps(posterior, chooses),
+    }
+    calibrated = _calibrated(posterior, given)
+    if progress is not None:
+        progress("calibrating", 1, 1)
+    if recipe.refit and recipe.posterior == "ensemble":
+        with one_thread():
+            calibrated = refitted(calibrated, task._replace(train=(data.x, data.y)), watch)
+    return Fitted(calibrated, train, held_out)
+
+
+class _Given(TypedDict):
+    train: Data
+    held_out: Data
+    seed: int
+    guard: float
+    temperature: bool
+
+
+def _calibrated(posterior: Posterior, given: _Given) -> Calibrated:
+    """`calibrate` with its defaults; warnings as notes."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DapcalWarning)
+        try:
+            calibrated = calibrate(posterior, **given)
+        except ValueError:
+            # nearly every held-out row has a twin in training, or all have one and the same distance: the table has no
+            # typical distance to start a radius at, and no row away from the data
+            around = Around(deviation=1.0, seed=given["seed"])
+            calibrated = calibrate(posterior, distance=Space(radius=None, name="inputs"), ood=around, **given)
+    notes = [str(warning.message) for warning in caught if issubclass(warning.category, DapcalWarning)]
+    return replace(calibrated, notes=(*calibrated.notes, *notes))

@@ -1,0 +1,158 @@
+"""Posteriors by the name that a recipe has for them, trained with what it leaves open filled in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from dapcal.data import Data, Labelled, batch_sizes
+from dapcal.likelihoods import Likelihood
+from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
+from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.training import Epoch, Options
+from dapcal.recipes.recipe import Recipe
+from dapcal.types import Posterior
+
+STEPS = 1000  # minibatches that a network sees, where `epochs` is left open
+PATIENCE = 0.25  # share of the epochs after which training stops, if the held-out NLL has not fallen
+SWAG_RATE = 1e-3  # of the SGD that wanders around the trained network
+
+Report = Callable[[str, int, int], None]
+"""Told (stage, done, total): epochs of all networks while "training", 0 and 1 of 1 while "calibrating", and with
+`refit` epochs again while "training on all rows"."""
+
+
+class Task(NamedTuple):
+    """What a posterior is fitted to, and how."""
+
+    make: Callable[[], nn.Module]
+    likelihood: Likelihood
+    train: Data
+    recipe: Recipe
+    options: Options
+
+
+def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Options:
+    """Of training; what the recipe leaves open follows from the number of training rows."""
+    batch = min(max(rows // 10, 16), 256) if recipe.batch_size is None else recipe.batch_size
+    steps = len(batch_sizes(rows, batch))
+    epochs = max(math.ceil(STEPS / steps), 20) if recipe.epochs is None else recipe.epochs
+    return {
+        "epochs": epochs,
+        "batch_size": batch,
+        "learning_rate": recipe.learning_rate,
+        "held_out": (watched.x, watched.y),
+        "patience": max(round(PATIENCE * epochs), 1),
+        "progress": watch,
+    }
+
+
+@dataclass
+class Watch:
+    """Counts the epochs of one network after the other, and remembers which was each network's best."""
+
+    progress: Report | None
+    stage: str
+    runs: int
+    best: list[tuple[float, int]] = field(default_factory=list)  # held-out NLL and epoch
+
+    def __call__(self, epoch: Epoch) -> None:
+        """Take note of an epoch."""
+        if epoch.number == 1:
+            self.best.append((math.inf, 1))
+        if epoch.held_out_nll is not None:
+            self.best[-1] = min(self.best[-1], (epoch.held_out_nll, epoch.number))
+        if self.progress is not None:  # a network that has stopped early is as good as done
+            done = (len(self.best) - 1) * epoch.total + epoch.number
+            self.progress(self.stage, done, self.runs * epoch.total)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Steps of small networks are too short to share: two threads of a busy machine took ten times the CPU of one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def networks(task: Task, members: int) -> NetworkPosterior:
+    """Networks trained by the log joint, each from initial weights of its own."""
+    recipe = task.recipe
+    return ensemble.fit(
+        task.make,
+        task.likelihood,
+        task.train,
+        members=members,
+        prior_scale=recipe.prior_scale,
+        seed=recipe.seed,
+        **task.options,
+    )
+
+
+def _ensemble(task: Task) -> Posterior:
+    return networks(task, task.recipe.members)
+
+
+def _laplace(task: Task) -> Posterior:
+    one, recipe = networks(task, 1), task.recipe
+    return laplace.fit(
+        one.network,
+        one.likelihood,
+        task.train,
+        prior_scale=recipe.prior_scale,
+        draws=recipe.draws,
+        seed=recipe.seed,
+    )
+
+
+def _variational(task: Task) -> Posterior:
+    one, recipe = networks(task, 1), task.recipe
+    return variational.fit(
+        one.network,
+        one.likelihood,
+        task.train,
+        prior_scale=recipe.prior_scale,
+        draws=recipe.draws,
+        seed=recipe.seed,
+        **task.options,
+    )
+
+
+def _swag(task: Task) -> Posterior:
+    one, recipe = networks(task, 1), task.recipe
+    options: Options = {**task.options, "learning_rate": SWAG_RATE, "patience": None}
+    return swag.fit(
+        one.network,
+        one.likelihood,
+        task.train,
+        prior_scale=recipe.prior_scale,
+        draws=recipe.draws,
+        seed=recipe.seed,
+        **options,
+    )
+
+
+def _dropout(task: Task) -> Posterior:
+    one = networks(task, 1)
+    return dropout.wrap(one.network, one.likelihood, draws=task.recipe.draws, seed=task.recipe.seed)
+
+
+POSTERIORS: dict[str, Callable[[Task], Posterior]] = {
+    "ensemble": _ensemble,
+    "laplace": _laplace,
+    "variational": _variational,
+    "swag": _swag,
+    "dropout": _dropout,
+}
+"""By the name that a recipe has for it."""
+
+RUNS = {"laplace": 1, "variational": 2, "swag": 2, "dropout": 1}  # times that a network is trained

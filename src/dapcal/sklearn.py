@@ -1,0 +1,293 @@
+"""Estimators for scikit-learn: a classifier and a regressor that know how far an input lies from their data.
+
+There is no `decision_function`: scikit-learn keeps it for the scores of classes in classifiers and refuses it in
+regressors. Whether an input is out of distribution is said by `ood_decision_function`, `ood_p_value`, `is_ood` and
+`score_samples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapcal import recipes
+from dapcal.likelihoods import Categorical, Gaussian, Likelihood
+from dapcal.predictive import Prediction
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    raise ImportError("dapcal.sklearn needs scikit-learn; install it with: pip install 'dapcal[sklearn]'") from error
+try:
+    from sklearn.utils.validation import validate_data
+except ImportError:  # before 1.6 it was a method
+
+    def validate_data(estimator: Any, X: Any, y: Any = "no_validation", **options: Any) -> Any:
+        """Checked arrays; sets `n_features_in_` and `feature_names_in_`."""
+        return estimator._validate_data(X, y, **options)
+
+
+__all__ = ["DistanceAwareClassifier", "DistanceAwareRegressor"]
+
+CHUNK = 8192  # rows that predictions take at once
+
+
+class _DistanceAware(BaseEstimator):
+    """What both estimators share: parameters, standardised inputs, and what is said of distance."""
+
+    def __init__(
+        self,
+        posterior: str = "ensemble",
+        hidden: tuple[int, ...] = (64, 64),
+        epochs: int | None = None,
+        learning_rate: float = 3e-3,
+        batch_size: int | None = None,
+        prior_scale: float = 1.0,
+        members: int = 5,
+        draws: int = 50,
+        validation: float = 0.2,
+        guard: float = 0.005,
+        refit: bool = True,
+        alpha: float = 0.05,
+        device: str = "cpu",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.posterior = posterior
+        self.hidden = hidden
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.prior_scale = prior_scale
+        self.members = members
+        self.draws = draws
+        self.validation = validation
+        self.guard = guard
+        self.refit = refit
+        self.alpha = alpha
+        self.device = device
+        self.random_state = random_state
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        """How normal inputs are, (N,): higher = more like the training data, as in scikit-learn's outlier detectors."""
+        return -self._read(X, lambda prediction: prediction.ood_score)[0]
+
+    def ood_p_value(self, X: Any) -> np.ndarray:
+        """Conformal p-value of "this input is in distribution", (N,)."""
+        return self._read(X, _COMMON["ood_p_value"])[0]
+
+    def is_ood(self, X: Any, alpha: float | None = None) -> np.ndarray:
+        """Whether inputs are out of distribution, (N,); of those that are not, a share of `alpha` is flagged at most.
+
+        With n rows held out no p-value is under 1/(n/2 + 1): for α = 0.05 a table needs 120 rows.
+
+        Args:
+            X: inputs, (N, P).
+            alpha: by default that of the estimator.
+        """
+        return self.ood_p_value(X) <= (self.alpha if alpha is None else alpha)
+
+    def ood_decision_function(self, X: Any) -> np.ndarray:
+        """p-value minus `alpha`, (N,): negative = out of distribution, as scikit-learn's outlier detectors count."""
+        return self.ood_p_value(X) - self.alpha
+
+    def _fit(self, X: np.ndarray, y: Tensor, likelihood: Likelihood, outputs: int) -> Self:
+        recipe = recipes.Recipe(
+            posterior=self.posterior,
+            hidden=tuple(self.hidden),
+            epochs=self.epochs,
+            learning_rate=self.learning_rate,
+            batch_size=self.batch_size,
+            prior_scale=self.prior_scale,
+            members=self.members,
+            draws=self.draws,
+            validation=self.validation,
+            guard=self.guard,
+            refit=self.refit,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            device=self.device,
+        )
+        self.center_, self.scale_ = X.mean(0), X.std(0)
+        constant = self.scale_ <= 10 * np.finfo(X.dtype).eps * np.abs(self.center_)
+        self.scale_[constant] = 1.0
+        self.calibrated_ = recipes.fit(self._standardised(X), y, likelihood, outputs, recipe).calibrated
+        return self
+
+    def _read(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
+        """Parts of the predictions at X, each (N, ...), in float64."""
+        check_is_fitted(self)
+        X = validate_data(self, X, reset=False, dtype=np.float64)
+        x = self._standardised(X).to(self.device)
+        chunks = [[part(prediction) for part in parts] for prediction in map(self.calibrated_, x.split(CHUNK))]
+        return [torch.cat(list(values)).double().cpu().numpy() for values in zip(*chunks, strict=True)]
+
+    def _standardised(self, X: np.ndarray) -> Tensor:
+        return torch.from_numpy((X - self.center_) / self.scale_)
+
+    def _frame(self, X: Any, columns: dict[str, np.ndarray]) -> DataFrame:
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("predict_frame needs pandas; install it with: pip install pandas") from error
+        verdict = columns["ood_p_value"] <= self.alpha
+        return pandas.DataFrame({**columns, "ood": verdict}, index=getattr(X, "index", None))
+
+
+class DistanceAwareClassifier(ClassifierMixin, _DistanceAware):
+    """Classifier whose probabilities tend to 1/K away from the training data.
+
+    Inputs are standardised inside. A share of the rows is held out of training to calibrate on;
+    with `refit` an ensemble is then trained once more, on all rows.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True, as_frame=True)
+    >>> model = DistanceAwareClassifier(members=2, epochs=30, random_state=0).fit(X, y)
+    >>> bool(model.score(X, y) > 0.9)
+    True
+    >>> model.is_ood(100 * X[:1])
+    array([ True])
+
+    Args:
+        posterior, hidden, epochs, learning_rate, batch_size, prior_scale, members, draws, validation, guard, refit,
+            device: as in `dapcal.recipes.Recipe`.
+        alpha: level of `is_ood`: the share of in-distribution inputs that it may flag.
+        random_state: an integer gives the same results in every run.
+
+    Attributes:
+        classes_: the labels, in the order of the probabilities' columns.
+        calibrated_: the `dapcal.Calibrated` behind it, of inputs standardised by `center_` and `scale_`.
+        n_features_in_, feature_names_in_: number of columns, and their names where X had names.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Hold out some rows, train on the others, and calibrate."""
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        return self._fit(X, torch.from_numpy(labels), Categorical(), len(self.classes_))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most likely class, (N,)."""
+        best = self.predict_proba(X).argmax(1)
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities of `classes_`, (N, K)."""
+        return self._read(X, lambda prediction: prediction.probs)[0]
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms, (N, K)."""
+        return np.log(self.predict_proba(X))
+
+    def predict_frame(self, X: Any) -> DataFrame:
+        """All that is known of the predictions, with the index of X.
+
+        `epistemic` and `aleatoric` are the parts of the variance 1 − Σ p²; `distance` is 0 where an input is as near to
+        the training data as most held-out rows were.
+        """
+        probabilities, *common = self._read(X, lambda prediction: prediction.probs, *_COMMON.values())
+        columns = {"prediction": self.classes_[probabilities.argmax(1)]}
+        columns |= {f"probability_{label}": probabilities[:, k] for k, label in enumerate(self.classes_)}
+        return self._frame(X, columns | dict(zip(_COMMON, common, strict=True)))
+
+
+class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
+    """Regressor whose predictive standard deviation grows away from the training data.
+
+    Inputs and targets are standardised inside. A share of the rows is held out of training to calibrate on;
+    with `refit` an ensemble is then trained once more, on all rows.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True, as_frame=True)
+    >>> model = DistanceAwareRegressor(members=2, epochs=30, random_state=0).fit(X, y)
+    >>> mean, std = model.predict(X, return_std=True)
+    >>> mean, lower, upper = model.predict(X, interval=0.9)
+    >>> bool(np.mean((lower < y) & (y < upper)) > 0.8)
+    True
+
+    Args:
+        posterior, hidden, epochs, learning_rate, batch_size, prior_scale, members, draws, validation, guard, refit,
+            device: as in `dapcal.recipes.Recipe`.
+        alpha: level of `is_ood`: the share of in-distribution inputs that it may flag.
+        random_state: an integer gives the same results in every run.
+
+    Attributes:
+        calibrated_: the `dapcal.Calibrated` behind it, of inputs standardised by `center_` and `scale_` and targets by
+            `unit_`.
+        unit_: mean and standard deviation of the targets.
+        n_features_in_, feature_names_in_: number of columns, and their names where X had names.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Hold out some rows, train on the others, and calibrate."""
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        y = np.asarray(y, dtype=np.float64)
+        self.unit_ = (float(y.mean()), float(y.std()) or 1.0)
+        return self._fit(X, torch.from_numpy((y - self.unit_[0]) / self.unit_[1]), Gaussian(), 1)
+
+    def predict(
+        self, X: Any, return_std: bool = False, interval: float | None = None
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        """The mean (N,), or (mean, standard deviation), or (mean, lower, upper).
+
+        Args:
+            X: inputs, (N, P).
+            return_std: also the predictive standard deviation.
+            interval: also the ends of the central interval that holds a target with this probability.
+        """
+        if interval is None:
+            mean, std = self._read(X, _mean, _std)
+            return (self._shown(mean), self.unit_[1] * std) if return_std else self._shown(mean)
+        if return_std:
+            raise ValueError("Expected `return_std` or `interval`, got both; predict_frame(X) gives both")
+        return tuple(map(self._shown, self._read(X, _mean, *_ends(interval))))
+
+    def predict_frame(self, X: Any, interval: float = 0.95) -> DataFrame:
+        """All that is known of the predictions, with the index of X.
+
+        `epistemic` and `aleatoric` are standard deviations whose squares add up to std²; `distance` is 0 where an input
+        is as near to the training data as most held-out rows were.
+        """
+        mean, lower, upper, std, *common = self._read(X, _mean, *_ends(interval), _std, *_COMMON.values())
+        columns = {
+            "prediction": self._shown(mean),
+            "std": self.unit_[1] * std,
+            "lower": self._shown(lower),
+            "upper": self._shown(upper),
+            **dict(zip(_COMMON, common, strict=True)),
+        }
+        for part in ("epistemic", "aleatoric"):
+            columns[part] = self.unit_[1] * np.sqrt(columns[part])
+        return self._frame(X, columns)
+
+    def _shown(self, target: np.ndarray) -> np.ndarray:
+        return self.unit_[0] + self.unit_[1] * target
+
+
+_COMMON: dict[str, Callable[[Prediction], Tensor]] = {
+    "epistemic": lambda prediction: prediction.epistemic.flatten(),  # one target: (N, 1)
+    "aleatoric": lambda prediction: prediction.aleatoric.flatten(),
+    "distance": lambda prediction: prediction.distance,
+    "ood_p_value": lambda prediction: prediction.ood_p_value,
+}
+
+
+def _mean(prediction: Prediction) -> Tensor:
+    return prediction.mean[:, 0]
+
+
+def _std(prediction: Prediction) -> Tensor:
+    return prediction.variance[:, 0].sqrt()
+
+
+def _ends(level: float) -> tuple[Callable[[Prediction], Tensor], Callable[[Prediction], Tensor]]:
+    return lambda p: p.interval(level).lower[:, 0], lambda p: p.interval(level).upper[:, 0]
