@@ -152,7 +152,7 @@ def images(n: int = 250) -> Subject:
 
 @cache
 def one_column(n: int = 120) -> Subject:
-    """Regression on a single number, without new data and without a radius."""
+    """Regression on a single number, without new data; another seed of the split."""
     generator = torch.Generator().manual_seed(3)
     x = 2 * torch.randn(2 * n, 1, generator=generator)
     y = x.sin() + 0.2 * torch.randn(2 * n, 1, generator=generator)

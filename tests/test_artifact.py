@@ -277,6 +277,12 @@ def test_what_is_saved_beside_a_posterior_comes_back_without_a_model(path):
     assert artifact.notes_of(path) == ({}, {})
 
 
+def test_what_could_not_be_loaded_is_not_saved(path):
+    with pytest.raises(ValueError, match=r"finite numbers in `further`, got NaN or inf in 'rows'; drop or impute"):
+        artifact.save(plain(), path, further={"rows": torch.tensor([1.0, math.nan])})
+    assert not path.exists()
+
+
 def test_the_model_passed_to_load_is_left_as_it_was(path):
     plain().save(path)
     model = network(seed=99).train()
@@ -400,6 +406,14 @@ def without_checksum(content: bytes) -> bytes:
     return with_header(header, tensors)
 
 
+def reshaped(content: bytes) -> bytes:
+    """The same bytes, read as a matrix of another shape."""
+    header, tensors = header_and_data(content)
+    name = next(name for name in header if name.endswith("draws"))
+    header[name]["shape"] = header[name]["shape"][::-1]
+    return with_header(header, tensors)
+
+
 def set_phi(description: dict) -> None:
     description["tree"]["fields"]["phi"] = {"float": (3.0).hex()}
 
@@ -416,6 +430,7 @@ BROKEN = {
     "first byte of a tensor": (flipped(0.0), "changed after it was saved.*save it again"),
     "middle byte of a tensor": (flipped(0.5), "changed after it was saved.*save it again"),
     "last byte of a tensor": (flipped(1.0), "changed after it was saved.*save it again"),
+    "another shape of a tensor": (reshaped, "changed after it was saved.*save it again"),
     "another φ": (edited(set_phi), "changed after it was saved.*save it again"),
     "no checksum": (without_checksum, "changed after it was saved.*save it again"),
     "broken JSON": (edited(lambda d: json.dumps(d)[:-10]), "save it again"),

@@ -533,7 +533,7 @@ def test_a_damaged_array_is_refused(saved):
         ({"inputs": "absent.npz"}, "no file absent.npz"),
         ({"inputs": "images-new.npz"}, "images-new.npz: Expected inputs of shape (2,), as in training, got (1, 8, 8)"),
         ({"inputs": "bytes.npz"}, "/ 255"),
-        ({"inputs": "late.npz"}, "rows counted from 256"),
+        ({"inputs": "late.npz"}, "NaN or inf in row 300; drop or impute"),
         ({"model": "own_nets:images"}, "another model"),
         ({"model": "own_nets:wider"}, "another model"),
         ({"model": "own_absent:numbers"}, "no module"),
@@ -555,6 +555,12 @@ def test_what_cannot_be_scored_is_refused(saved, changed, match):
     arguments = [options.pop("file"), options.pop("inputs")]
     named = [part for name, value in options.items() for part in (f"--{name}", value)]
     assert match in refused("score", *arguments, *named)
+
+
+def test_too_few_held_out_inputs_to_flag_any_are_told(saved):
+    arguments = ["score", saved / "numbers.dap", "numbers-new.npz", "--model", "own_nets:numbers", "-o", "s.csv"]
+    assert "nothing can be flagged at 1e-06" in run(*arguments, "--alpha", "1e-6").err
+    assert "nothing can be flagged" not in run(*arguments).err
 
 
 def test_an_output_that_fails_keeps_the_earlier_file(saved):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import json
 import os
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import Result
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -174,8 +176,8 @@ def test_unknown_categories_and_missing_values_are_told(folder: Path, tmp_path: 
     told = json.loads(result.stdout)
     assert told["rows"] == 3
     text = " ".join(told["notes"])
-    assert "`city`: 1 rows hold a category that training never saw" in text
-    assert "`area`: 1 missing values, none in training; the mean took their place" in text
+    assert "`city`: 1 row with a category that training never saw" in text
+    assert "`area`: 1 row without a value, none in training; there the mean stands for it" in text
     assert "`rooms`" not in text, "training had missing rooms"
 
 
@@ -197,7 +199,24 @@ def test_report_and_explain(folder: Path, tmp_path: Path):
     assert result.stdout.count("training row at") == 3
     told = json.loads(run("explain", folder / "house.dap", folder / "new.csv", "--row", "7", "--json").stdout)
     assert told["row"] == 7
-    assert len(told["nearest"]["rows"]) == 5
+    assert [len(near["columns"]) for near in told["neighbours"]] == [3] * 5
+    model = models.load(folder / "house.dap")
+    predicted = model.predict(models_table(folder / "new.csv", model)).table.slice(6, 1).to_pylist()[0]
+    for name, column in (("mean", "prediction"), ("lower", "lower"), ("upper", "upper"), ("epistemic", "epistemic")):
+        assert told["after"][name] == pytest.approx([predicted[column]], rel=1e-4), name
+    assert told["p_value"] == pytest.approx(predicted["ood_p_value"])
+
+
+def test_explain_names_classes(folder: Path, tmp_path: Path):
+    arguments = ["--target", "city", "--drop", "price", "-o", tmp_path / "m.dap", *SMALL, "-q"]
+    assert run("fit", folder / "train.csv", *arguments).exit_code == 0
+    told = json.loads(run("explain", tmp_path / "m.dap", folder / "new.csv", "--row", "7", "--json").stdout)
+    run("predict", tmp_path / "m.dap", folder / "new.csv", "-o", tmp_path / "o.csv")
+    with (tmp_path / "o.csv").open(newline="") as file:
+        predicted = list(csv.DictReader(file))[6]
+    expected = {name: float(predicted[f"probability_{name}"]) for name in ("Oslo", "Rome")}
+    assert told["after"]["probabilities"] == pytest.approx(expected, rel=1e-4)
+    assert {near["target"] for near in told["neighbours"]} <= {"Oslo", "Rome"}
 
 
 def test_explain_names_a_far_column(folder: Path, tmp_path: Path):
@@ -386,6 +405,8 @@ def test_a_wrong_model_gives_one_line_and_no_output(kind: str, folder: Path, tmp
     ("arguments", "words"),
     [
         (["--target", "prise"], ("no column `prise`", "did you mean `price`")),
+        (["--target", "PRICE"], ("no column `PRICE`", "did you mean `price`")),
+        (["--target", "price", "--category", "room"], ("has no column `room`", "did you mean `rooms`")),
         (["--target", "price", "--drop", "price"], ("is the target",)),
         (["--target", "price", "--drop", "nothing"], ("no column `nothing`",)),
         (["--target", "price", "--task", "ranking"], ("classification or regression",)),
@@ -426,6 +447,66 @@ def test_wrong_outputs(what: str, folder: Path, tmp_path: Path):
     assert new.read_bytes() == (folder / "new.csv").read_bytes()
     assert model.read_bytes() == (folder / "house.dap").read_bytes()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_device_as_output_is_never_replaced(folder: Path, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    refused(run("predict", folder / "house.dap", folder / "new.csv", "-o", tmp_path / "pipe.csv"), "a device or a pipe")
+    assert (tmp_path / "pipe.csv").is_fifo()
+
+
+def test_two_kept_columns_never_get_one_name(folder: Path, tmp_path: Path):
+    table = pa.table({"area": [80.0], "rooms": [2.0], "city": ["Rome"], "upper": [1], "input_upper": [2]})
+    pq.write_table(table, tmp_path / "new.parquet")
+    arguments = ["predict", folder / "house.dap", tmp_path / "new.parquet", "-o", tmp_path / "o.csv", "--keep", "upper"]
+    refused(run(*arguments, "--keep", "input_upper"), "two columns of one name")
+    assert run(*arguments).exit_code == 0
+    assert (tmp_path / "o.csv").read_text().startswith("input_upper,prediction,lower,upper,")
+
+
+def test_another_table_is_told_by_all_that_it_lacks(folder: Path, tmp_path: Path):
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    result = run("predict", folder / "house.dap", tmp_path / "other.csv", "-o", tmp_path / "o.csv")
+    refused(result, "3 of the 3 columns that the model was fitted on are missing: area, rooms, city", "has: a, b")
+
+
+def test_a_broken_column_can_be_dropped(folder: Path, tmp_path: Path):
+    (tmp_path / "train.csv").write_text((folder / "train.csv").read_text().replace("h0,", "h0,about "))
+    arguments = ["fit", tmp_path / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL]
+    refused(run(*arguments), "row 1: column `area` holds 'about ")
+    assert run(*arguments, "--drop", "area").exit_code == 0
+
+
+def test_no_room_is_said_without_error_numbers(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = run("predict", folder / "house.dap", folder / "new.csv", "-o", tmp_path / "o.csv")
+    refused(result, "No space left on device; make room, or name another place", code=1)
+    assert "Errno" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_room_for_a_model_is_no_wrong_argument(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("dapcal.artifact.save_file", full)
+    result = run("fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL)
+    refused(result, "Could not write", "Check free space", code=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(folder: Path):
+    command = ["explain", str(folder / "house.dap"), str(folder / "new.csv")]
+    code = "from dapcal.cli import main; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = subprocess.run([sys.executable, "-c", code, *command], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert process.returncode == 1
+    assert process.stderr.strip() == ""
 
 
 def test_an_error_half_way_leaves_no_output(folder: Path, tmp_path: Path):

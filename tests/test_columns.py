@@ -207,6 +207,25 @@ def test_a_running_number_stays_and_is_noted():
     assert len(encoder.columns) == 1
     assert "column `a` counts the rows: if it only names them, leave it out with --drop a" in encoder.notes[0]
     assert fitted([float(i) for i in range(5)]).notes == ()
+    assert "column `a` counts the rows" in fitted([float(7 * i % 30) for i in range(30)]).notes[0], "in any order"
+
+
+def test_an_option_in_an_error_can_be_copied_to_a_shell():
+    table = pa.table({"sale date": ["2024-01-01", "2024-01-02"], "y": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="leave it out with --drop 'sale date'"):
+        fit_encoder(table, "y")
+
+
+def test_times_of_day_are_no_categories():
+    with pytest.raises(ValueError, match="holds dates or times; make numbers"):
+        fitted(["09:30", "10:00", "23:59"] * 5)
+
+
+def test_names_that_differ_in_capitals_alone_are_noted():
+    assert fitted(["Rome", "rome", "Oslo"] * 5).notes == (
+        "column `a` holds 'Rome', 'rome', which count as different; spell them alike if they are not",
+    )
+    assert fitted(["Rome", "Oslo"] * 5).notes == ()
 
 
 def test_extra_columns_are_reported_and_the_target_may_be_there_or_not(mixed):
@@ -222,6 +241,10 @@ def test_extra_columns_are_reported_and_the_target_may_be_there_or_not(mixed):
     ("change", "match"),
     [
         (lambda t: t.rename_columns(["Area", *t.column_names[1:]]), "no column `area`; did you mean `Area`?"),
+        (
+            lambda t: t.drop_columns(["area", "rooms"]),
+            "2 of the 4 columns that the model was fitted on are missing: area, rooms; the table has: colour, sold",
+        ),
         (lambda t: t.drop_columns(["area"]), "no column `area`; the columns are: colour, rooms, sold, price"),
         (lambda t: t.append_column("area", t["area"]), "Expected one column `area`, got 2; rename all but one"),
     ],

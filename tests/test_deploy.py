@@ -182,6 +182,17 @@ def test_a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone():
         torch.testing.assert_close(value[rest], wanted[rest])
 
 
+def test_a_score_equal_to_held_out_ones_counts_them():
+    """Pieces over an infinite scale are 0 to the last bit, and so is their sum."""
+    calibrated = calibrated_of(members, Categorical())
+    evidence = calibrated.evidence
+    held_out = torch.tensor([-1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    tied = replace(evidence, scale=torch.full_like(evidence.scale, torch.inf), held_out=held_out)
+    calibrated = replace(calibrated, evidence=tied)
+    assert_same(deploy.module(calibrated)(queries(calibrated)), calibrated, queries(calibrated))
+    assert (calibrated(queries(calibrated)).ood_p_value == 0.8).all()
+
+
 class Meeting(nn.Module):
     """Lets threads meet inside a forward pass."""
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import report_cases
 from cases import doubles
-from dapcal.distances import Distance, FittedSpace, mmd
+from dapcal.distances import Distance, FittedSpace, mmd, nearest
 from dapcal.explain import explain, explainer
 from dapcal.projectors import Identity, project
 
@@ -97,6 +97,46 @@ def test_what_is_usual_is_a_quantile_of_training_inputs_among_themselves(table):
     rows = distances.argsort(1)[:, :3]
     area = ((x[:, None, 0] - x[rows][..., 0]) ** 2).mean(1).sqrt()
     assert float(one.usual[0]) == pytest.approx(float(area.quantile(1 - 0.05 / 10)), rel=1e-4)
+
+
+def test_training_inputs_that_stand_several_times(table):
+    """Among more copies than neighbours an input need not meet itself."""
+    train = table.train.x[:20].repeat(15, 1)
+    spaces = tuple(
+        replace(space, metric=nearest(project(space.projector, train))) for space in table.calibrated.distance.spaces
+    )
+    calibrated = replace(table.calibrated, distance=Distance(spaces))
+    one = explainer(calibrated, train, table.features)
+    assert not one.usual.any()
+    columns = {column.name: column for column in one(train[3:4]).columns}
+    values = train[:, 0]
+    below, equal = (values < values[3]).double().mean(), (values == values[3]).double().mean()
+    assert columns["area"].percentile == pytest.approx(float(below + equal / 2))
+    assert columns["area"].seen == pytest.approx(15 / 300)
+    assert not any(column.is_far or column.is_outside for column in columns.values())
+
+
+def test_one_code_beyond_the_others_puts_the_column_outside(table):
+    x = table.train.x[:1].clone()
+    x[0, 9:] = torch.tensor([0.0, 0.0, 1.5])
+    town = {column.name: column for column in explain(table.calibrated, table.train.x, x, table.features).columns}[
+        "town"
+    ]
+    assert town.is_outside
+    assert town.seen == 0  # though a third of the training rows have each of its first two codes
+
+
+def test_the_space_that_decides_has_the_largest_excess_then_the_largest_share_of_its_radius(explained):
+    one, two = explained.spaces
+
+    def decides(first, second):
+        spaces = (replace(one, **first), replace(two, **second))
+        return spaces.index(replace(explained, spaces=spaces).farthest)
+
+    assert decides({"pre_distance": 2.0, "raw": 1.0}, {"pre_distance": 1.0, "raw": 9.0}) == 0
+    inside = {"pre_distance": 0.0, "radius": 2.0}
+    assert decides({**inside, "raw": 1.0}, {**inside, "raw": 1.5}) == 1
+    assert decides({**inside, "raw": 1.0}, {**inside, "raw": 1.5, "radius": 10.0}) == 0
 
 
 def test_json_holds_all_of_it(explained):

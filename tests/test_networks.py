@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from dapcal import networks
-from dapcal.networks import Layout, evaluate, frozen_copy, layout_of, split_state
+from dapcal.networks import Layout, evaluate, frozen_copy, layout_of, split_state, unfused
 
 
 class Recurrent(nn.Module):
@@ -215,3 +217,24 @@ def test_a_frozen_copy_is_out_of_reach_of_training():
     with torch.no_grad():
         model[0].weight.add_(1)
     assert torch.equal(copy[0].weight, before)
+
+
+def test_threads_inside_together_run_unfused_and_leave_the_setting_as_it_was():
+    first_left, second_in = Event(), Event()
+    seen = []
+
+    def second() -> None:
+        with unfused():
+            second_in.set()
+            first_left.wait(20)
+            seen.append(torch.backends.mha.get_fastpath_enabled())
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    thread = Thread(target=second)
+    with unfused():
+        thread.start()
+        assert second_in.wait(20)
+    first_left.set()
+    thread.join()
+    assert seen == [False]
+    assert torch.backends.mha.get_fastpath_enabled() == before

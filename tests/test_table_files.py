@@ -205,6 +205,13 @@ def test_a_matrix_in_an_npz_file_is_columns(tmp_path):
         ("area,colour\n1,red\ninf,red\n", "row 2: column `area` holds 'inf', which is no finite number"),
         ("area,colour\n1,red\n1e999,red\n", "row 2: column `area` holds '1e999', which is no finite number"),
         ("area;b\n1,5;2\n1.234,7;3\n", r"column `area` holds numbers with commas \('1,5'\); write them with a decimal"),
+        ("area,b\n$1.50,2\n$2,3\n", r"column `area` holds numbers with signs or spaces \('\$1.50'\); write"),
+        ("area,b\n12.5%,2\n7 %,3\n", r"column `area` holds numbers with signs or spaces \('12.5%'\)"),
+        ("area;b\n12 500;2\n7\u00a0000,5;3\n", r"column `area` holds numbers with signs or spaces \('12 500'\)"),
+        ("area,b\n1.2 km,2\n7 km,3\n", r"column `area` holds numbers with a unit \('1.2 km'\); write the numbers"),
+        ('area,b\n900,2\n"1,200",3\n999,4\n', r"column `area` holds numbers with commas \('1,200'\)"),
+        ("Sales of May\n\narea,b\n1,2\n", r"one name in its header \('Sales of May'\) and 2 values.*lines above"),
+        ("sep=;\narea;b\n1;2\n", "begins with the line sep=, which Excel alone understands; remove that line"),
         (
             "area,b\n" + "".join(f"{i},1\n" for i in range(40)) + "n/a?,1\n",
             r"row 41: column `area` holds 'n/a\?', which is no number \(97.56 % of the column are\); correct it",
@@ -224,6 +231,41 @@ def test_an_unclosed_quotation_mark_far_into_the_file(write, monkeypatch):
     with pytest.raises(ValueError, match="is there a quotation mark that is never closed") as error:
         read(write('a,b\n1,"2\n' + "3,4\n" * 10_000))
     assert one_line(error)
+
+
+def test_what_nobody_looks_at_is_not_judged(write):
+    path = write("area,b\n$1.50,2\n$2,3\n")
+    assert read(path, drop=["area"]).to_pylist() == [{"area": "$1.50", "b": 2.0}, {"area": "$2", "b": 3.0}]
+
+
+def test_kinds_of_columns_that_are_not_there_are_refused(write):
+    path = write("area,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"house.csv has no column `Aera`; did you mean `area`\?"):
+        read(path, {"Aera": "category"})
+    with pytest.raises(ValueError, match="has no column `xyz`; the columns are: area, b"):
+        read(path, {"xyz": "category"})
+
+
+@pytest.mark.parametrize(
+    "text", ["$1,200.50", "€ 5", "5 €", "12.5%", "(3%)", "12 500", "1'000'000", "7\u202f000,5", "1,5"]
+)
+def test_dressed_numbers_come_with_advice(write, text):
+    with pytest.raises(ValueError, match="which is no number; write it with a decimal point, and no separators"):
+        list(stream(write(f'area,colour\n"{text}",red\n'), KINDS))
+
+
+@pytest.mark.parametrize("text", ["01.02.2020", "2020 2021", "12-500", "x5", "A5 %", "1 2 3"])
+def test_other_texts_are_no_dressed_numbers(write, text):
+    assert read(write(f"area,colour\n{text},red\n"))["area"].to_pylist() == [text]
+
+
+def test_codes_of_digits_and_letters_are_no_numbers_with_a_unit(write):
+    assert read(write("flat,b\n12A,1\n12B,2\n7C,3\n"))["flat"].to_pylist() == ["12A", "12B", "7C"]
+
+
+def test_a_few_levels_with_signs_are_a_category(write):
+    table = read(write("discount,b\n" + "10%,1\n20%,1\n" * 20))
+    assert set(table["discount"].to_pylist()) == {"10%", "20%"}
 
 
 def test_a_few_levels_among_numbers_are_a_category(write):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +211,30 @@ def test_three_lines_of_words(regression: TableModel, classification: TableModel
         assert good in lines[0]
         assert "`area`" in lines[1]
         assert "At twice the usual distance" in lines[2]
+
+
+def test_rows_that_occur_often_are_noted():
+    """Half of the rows held out would have a twin in training."""
+    twice = pa.concat_tables([rows(40), rows(40), rows(20, seed=1)])
+    notes = models.fit(twice, "price", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
+    assert any(note.startswith("40 of 100 rows are copies of others") for note in notes)
+
+
+def test_classes_that_differ_in_capitals_alone_are_noted():
+    table = rows(60)
+    dear = ["Yes" if i % 3 else "YES" for i in range(60)]
+    table = table.set_column(table.column_names.index("dear"), "dear", pa.array(dear))
+    notes = models.fit(table, "dear", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
+    assert any("`dear` holds 'YES', 'Yes', which count as different" in note for note in notes)
+
+
+def test_a_model_that_has_learnt_nothing_is_told(regression: TableModel, classification: TableModel):
+    for model in (regression, classification):
+        summary = summarise(model)
+        assert "no better than looking at no column" not in words(summary, "price")
+        assert "no better than looking at no column" in words(replace(summary, value=summary.constant), "price")
+
+
+@pytest.mark.parametrize(("widening", "told"), [(1.0, "hardly grows"), (2.5, "is 2.5 times"), (1e7, "more than 1,000")])
+def test_growth_is_told_in_numbers_that_mean_something(regression: TableModel, widening: float, told: str):
+    assert told in words(replace(summarise(regression), widening=widening), "price")

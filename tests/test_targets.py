@@ -103,6 +103,8 @@ def test_amounts_are_standardised_as_scikit_learn_does():
         (["a", "b"], "regression", "Expected numbers in the target for regression, got texts; use --task"),
         ([True, False], "regression", "got booleans; use --task classification"),
         ([datetime.date(2024, 1, 1)] * 3, None, "The target holds dates or times; make numbers of it"),
+        (["2024-01-01", "2024-01-02", None], None, "The target holds dates or times; make numbers of it"),
+        ([1e-200, 2e-200, 2.5e-200], "regression", "values differ by 1.5e-200 around 1e-200, too little"),
         ([1.0, math.inf], None, "holds 'inf', which is no finite number"),
         ([1e308, -1e308, 1.5], None, "too large to standardise; rescale it"),
         ([2**53, 2**53 + 1] * 2, "classification", "numbers beyond 9007199254740992 as classes; write them as texts"),

@@ -36,7 +36,7 @@ from dapcal import (
 )
 from dapcal.calibrate import Calibrated
 from dapcal.files import complete_or_absent
-from dapcal.networks import Layout, frozen_copy
+from dapcal.networks import Layout, frozen_copy, same_weights
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
@@ -84,9 +84,12 @@ def save(
         calibrated: what is saved.
         path: the file; an earlier one of that name is replaced at the very end.
         about: anything that JSON can hold, for `notes_of`.
-        further: tensors, for `notes_of`.
+        further: finite tensors, for `notes_of`.
     """
     tensors: dict[str, Tensor] = {}
+    for name, tensor in (further or {}).items():
+        if not tensor.isfinite().all():  # loading would take it for a damaged file
+            raise ValueError(f"Expected finite numbers in `further`, got NaN or inf in {name!r}; drop or impute them")
     _check_features(calibrated)
     tree = _pack(calibrated, "calibrated", tensors)
     tensors |= {f"{_FURTHER}{name}": t.detach().cpu().contiguous().clone() for name, t in (further or {}).items()}
@@ -135,16 +138,11 @@ def _check_features(calibrated: Calibrated) -> None:
     """Features are stored by their layer's name, so their network must be the posterior's."""
     for space in (*calibrated.distance.spaces, *calibrated.evidence.further):
         own, network = space.projector, calibrated.posterior.network
-        if isinstance(own, projectors.LayerFeatures) and (network is None or not _same_weights(own.network, network)):
+        if isinstance(own, projectors.LayerFeatures) and (network is None or not same_weights(own.network, network)):
             raise TypeError(
                 f"Cannot store features of a network that is not the posterior's ({space.name}); wrap them in a "
                 "function of your own, which is given again at loading"
             )
-
-
-def _same_weights(one: nn.Module, two: nn.Module) -> bool:
-    a, b = one.state_dict(), two.state_dict()
-    return set(a) == set(b) and all(a[n].shape == b[n].shape and torch.equal(a[n], b[n]) for n in a)
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -21,7 +21,7 @@ from dapcal.adjust.base import is_closed, outputs_with_spread
 from dapcal.adjust.inflate import unconditional
 from dapcal.adjust.reweight import Reweight
 from dapcal.data import Data, Labelled, check_inputs, gather, split
-from dapcal.diagnostics import effective_sample_size, importance_of, pareto_k
+from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.ensembles import base_ensemble, base_of, base_on, closed_ensemble, moments_of
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
@@ -359,12 +359,11 @@ def _calibration_inputs(
 
 def _warn_if_collapsed(ensemble: Ensemble) -> None:
     weights = importance_of(ensemble)
-    draws = len(weights)
     ess, k = effective_sample_size(weights), pareto_k(weights)
-    collapsed = int(((ess < min(draws / 2, max(2, draws / 10))) | (k > 0.7)).sum())
-    if collapsed:
+    count = int(collapsed(ess, k, len(weights)).sum())
+    if count:
         warnings.warn(
-            f"The importance weights have collapsed at {collapsed} of {len(ess)} inputs (few effective draws or Pareto "
+            f"The importance weights have collapsed at {count} of {len(ess)} inputs (few effective draws or Pareto "
             "k̂ > 0.7): their reweighted prediction is not to be trusted. See prediction.diagnostics, and use "
             "adjust=Inflate(), or Transport() for a Gaussian posterior",
             DapcalWarning,

@@ -27,6 +27,11 @@ def importance_of(ensemble: Ensemble) -> Tensor:
     return ensemble.log_weights if ensemble.importance is None else ensemble.importance
 
 
+def collapsed(ess: Tensor, k: Tensor, draws: int) -> Tensor:
+    """Where weights of `draws` draws say nothing: few effective ones, or Pareto k̂ > 0.7, (N,)."""
+    return (ess < min(draws / 2, max(2, draws / 10))) | (k > 0.7)
+
+
 def effective_sample_size(log_weights: Tensor) -> Tensor:
     """(Σ w)²/Σ w² for log weights (S, N), (N,).
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -194,12 +195,26 @@ def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Ten
 @contextmanager
 def unfused() -> Iterator[None]:
     """Transformer layers in evaluation mode may run as one kernel, which calls no hooks inside."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    with _LOCK:  # one setting for all threads: the first inside sets it, the last one gives it back
+        _UNFUSED.append(_UNFUSED[0] if _UNFUSED else torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        with _LOCK:
+            before = _UNFUSED.pop()
+            if not _UNFUSED:
+                torch.backends.mha.set_fastpath_enabled(before)
+
+
+_UNFUSED: list[bool] = []  # for every thread inside, what was set before the first
+_LOCK = Lock()
+
+
+def same_weights(one: nn.Module, two: nn.Module) -> bool:
+    """Whether two networks have parameters and buffers of the same names and values."""
+    a, b = one.state_dict(), two.state_dict()
+    return one is two or (a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a))
 
 
 @contextmanager

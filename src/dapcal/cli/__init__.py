@@ -21,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     help="Distance-aware priors: make a trained neural network know how far it is from its data.",
 )
 for command in (fit, predict, calibrate, score, report, explain, serve, demo, reproduce, doctor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import Device, Json, Quiet, output, typer, writable
+from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, output, too_few, typer, writable
 
 if TYPE_CHECKING:
     from dapcal.own.model import OwnModel
@@ -25,7 +25,9 @@ def calibrate(
     posterior: Annotated[str | None, typer.Option(help="Of one network: last-layer (default) or laplace.")] = None,
     task: Annotated[str | None, typer.Option(help="classification or regression; guessed from y.")] = None,
     classes: Annotated[str | None, typer.Option(help="Names of the classes, e.g. cat,dog.")] = None,
-    seed: Annotated[int, typer.Option(help="Of draws, and of the split of the held-out data.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Of draws, and of the split of the held-out data.")
+    ] = 0,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -67,6 +69,7 @@ def calibrate(
                 f"the training data take more than {own_models.KEPT_BYTES >> 20} MiB and are not kept with the model: "
                 "dapcal report and dapcal explain cannot show them"
             )
+        too_few(said, len(own.calibrated.evidence.held_out), 0.05)
         own.save(out)
         radius = {s.name: None if s.radius is None else s.radius.start for s in own.calibrated.distance.spaces}
         found: dict[str, Any] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ except ImportError as error:  # pragma: no cover
     raise SystemExit(f"The command line needs {error.name}; install it with: pip install 'dapcal[all]'") from error
 
 FAILED, WRONG, INTERRUPTED = 1, 2, 130
+MAX_SEED = 2**63 - 1  # that a torch.Generator takes
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone: no words, notes or bars.")]
@@ -106,7 +109,7 @@ def too_few(said: Output, held_out: int, alpha: float) -> None:
     if 0 < alpha < 1 / (held_out + 1):
         said.note(
             f"{held_out} held-out inputs give p-values of {1 / (held_out + 1):.3g} or more, so nothing can be flagged "
-            f"at {alpha:g}; hold out more, or raise --alpha"
+            f"at {alpha:g}; hold out more, or predict with a larger --alpha"
         )
 
 
@@ -114,6 +117,10 @@ def writable(out: Path, *inputs: Path) -> None:
     """Refuse a place that cannot be written to, or that is one of the inputs, before any work is done."""
     if out.is_dir():
         raise IsADirectoryError(f"Expected a file for --out, but {out} is a folder; name a file in it")
+    if out.exists() and not out.is_file():
+        raise ValueError(
+            f"Expected a file for --out, but {out} is a device or a pipe, and would be replaced; name a file"
+        )
     if not out.parent.is_dir():
         raise FileNotFoundError(f"The folder {out.parent} for --out does not exist; create it first")
     if not os.access(out.parent, os.W_OK):
@@ -138,8 +145,12 @@ def _errors(as_json: bool) -> Iterator[None]:
         raise ending("Interrupted; nothing was written.", INTERRUPTED) from None
     except (MemoryError, ImportError) as error:
         raise ending(str(error) or "Out of memory", FAILED) from error
+    except BrokenPipeError:  # who reads the outcome has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
+        raise typer.Exit(FAILED) from None
     except OSError as error:
-        raise ending(_of_os(error), FAILED if error.errno in (errno.ENOSPC, errno.EDQUOT) else WRONG) from error
+        no_room = error.errno in _NO_ROOM or os.strerror(errno.ENOSPC) in str(error)  # safetensors gives words alone
+        raise ending(_of_os(error), FAILED if no_room else WRONG) from error
     except (ValueError, TypeError) as error:
         raise ending(str(error), WRONG) from error
     except RuntimeError as error:  # torch: no such device, out of memory
@@ -167,9 +178,11 @@ def _warnings_as(note: Callable[[str], None]) -> Iterator[None]:
 
 def _of_os(error: OSError) -> str:
     """The system's words without its error number."""
-    if error.strerror is None or error.filename is None:
+    if error.errno is None or error.strerror is None:
         return str(error)
-    return f"{error.filename}: {error.strerror}"
+    where = "" if error.filename is None else f"{error.filename}: "
+    advice = "; make room, or name another place" if error.errno in _NO_ROOM else ""
+    return f"{where}{os.strerror(error.errno)}{advice}"
 
 
 def _one_line(text: str) -> str:

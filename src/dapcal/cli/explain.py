@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import Device, Json, Quiet, checked, output, typer
+from dapcal.cli.common import Device, Json, Quiet, checked, output, too_few, typer
 from dapcal.cli.loading import Factory, load
 
 if TYPE_CHECKING:
@@ -37,16 +37,46 @@ def explain(
         if len(rows) < row:
             raise ValueError(f"Expected --row between 1 and {len(rows)} (rows of {data}), got {row}")
         subject = loaded.subject(model.name, None, "")
+        too_few(said, len(subject.calibrated.evidence.held_out), _ALPHA)
         x = rows[row - 1 :]
         found = explained(subject.calibrated, subject.train.x, x, subject.features, neighbours)
-        said.result({"row": row, **found.as_json()}, _words(subject, found, x, row))
+        said.result({"row": row, **_told(subject, found)}, _words(subject, found, x, row))
 
 
+_ALPHA = 0.05  # p-values up to it are out of distribution
 _COLUMNS = 6  # that the table of neighbours shows
 
 
+def _told(subject: Subject, found: Explanation) -> dict[str, Any]:
+    """As JSON: predictions in the target's unit or by the names of classes, training rows as people see them."""
+    near = found.nearest
+    shown = subject.show(subject.train.x[list(near.rows)])
+    neighbours = zip(near.distances, _targets(subject, list(near.rows)), shown, strict=True)
+    return {
+        **found.as_json(),
+        "before": _plain(subject, found.before),
+        "after": _plain(subject, found.after),
+        "neighbours": [
+            {"distance": distance, "target": target, "columns": one if isinstance(one, dict) else None}
+            for distance, target, one in neighbours
+        ],
+    }
+
+
+def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
+    if subject.classes:
+        return {"probabilities": dict(zip(subject.classes, answer.mean, strict=True)), "epistemic": answer.epistemic[0]}
+    center, scale = subject.unit
+    values = {"mean": answer.mean, "lower": answer.lower, "upper": answer.upper}
+    return {
+        **{name: [center + scale * value for value in part] for name, part in values.items()},
+        "deviation": [scale * value for value in answer.deviation],
+        "epistemic": [scale * value**0.5 for value in answer.epistemic],  # a standard deviation, as `predict` writes it
+    }
+
+
 def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
-    verdict = "yes" if found.p_value <= 0.05 else "no"
+    verdict = "yes" if found.p_value <= _ALPHA else "no"
     reach = found.farthest
     radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} is usual"
     lines = [
@@ -65,9 +95,9 @@ def _answer(subject: Subject, answer: Answer) -> str:
     if subject.classes:
         best = sorted(zip(answer.mean, subject.classes, strict=True), reverse=True)[:3]
         return ", ".join(f"{name} {100 * p:.1f} %" for p, name in best)
-    center, scale = subject.unit
-    mean, lower, upper = (center + scale * v[0] for v in (answer.mean, answer.lower, answer.upper))
-    return f"{mean:.4g} (95 % interval {lower:.4g} to {upper:.4g})"
+    plain = _plain(subject, answer)
+    ends = zip(plain["mean"], plain["lower"], plain["upper"], strict=True)
+    return ", ".join(f"{mean:.4g} (95 % interval {lower:.4g} to {upper:.4g})" for mean, lower, upper in ends)
 
 
 def _far(found: Explanation, shown: Row | Picture) -> str:
@@ -97,6 +127,7 @@ def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
         [label, *(one[name] for name in names), target]
         for label, one, target in zip(labels, rows, targets, strict=True)
     ]
+    table = [[" ".join(text.split()) for text in line] for line in table]  # names may hold line breaks
     widths = [max(len(line[place]) for line in table) for place in range(len(table[0]))]
     return ["  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in table]
 
@@ -105,4 +136,5 @@ def _targets(subject: Subject, rows: list[int]) -> list[str]:
     y = subject.train.y[rows]
     if subject.classes:
         return [subject.classes[label] for label in y.tolist()]
-    return [f"{subject.unit[0] + subject.unit[1] * value:.4g}" for value in y[:, 0].tolist()]
+    center, scale = subject.unit
+    return [", ".join(f"{center + scale * value:.4g}" for value in values) for values in y.tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dapcal.cli.common import Device, Json, Quiet, checked, output, too_few, typer, writable
+from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, checked, output, too_few, typer, writable
 
 if TYPE_CHECKING:
     from dapcal.tables.summary import Summary
@@ -24,7 +24,7 @@ def fit(
     hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "64,64",
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
     validation: Annotated[float, typer.Option(help="Share of the rows that is held out for calibration.")] = 0.2,
-    seed: Annotated[int, typer.Option(help="Of the split, initial weights and batches.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the split, initial weights and batches.")] = 0,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -55,7 +55,7 @@ def fit(
         )
         said.progress("reading", 0, None)
         kinds: dict[str, tables.Kind] = dict.fromkeys(category or (), "category")
-        table = tables.read(train, kinds)
+        table = tables.read(train, kinds, drop or ())
         said.progress("reading", 1, 1)
         model = models.fit(
             table,

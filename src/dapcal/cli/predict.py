@@ -80,20 +80,28 @@ class _Met:
     def tell(self, said: Output, model: TableModel) -> None:
         for name, count in self.unknown.items():
             said.note(
-                f"column `{name}`: {count:,} rows hold a category that training never saw, which puts them "
-                "further from every training row"
+                f"column `{name}`: {_rows(count)} with a category that training never saw, further from every training "
+                "row for it"
             )
         for name, count in self.imputed.items():
             filled = "the mean" if model.encoder.expected[name] == "number" else "the most frequent category"
-            said.note(f"column `{name}`: {count:,} missing values, none in training; {filled} took their place")
+            said.note(
+                f"column `{name}`: {_rows(count)} without a value, none in training; there {filled} stands for it"
+            )
         if self.ignored:
             said.note(f"columns that the model does not know were ignored: {', '.join(self.ignored)}")
 
 
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
 def _kept(keep: list[str], columns: tuple[str, ...], data: Path) -> list[str]:
+    from dapcal.tables.columns import listed
+
     for name in keep:
         if name not in columns:
-            raise ValueError(f"There is no column `{name}` in {data} to --keep; there are: {', '.join(columns)}")
+            raise ValueError(f"There is no column `{name}` in {data} to --keep; there are: {listed(columns)}")
     return keep
 
 
@@ -102,6 +110,8 @@ def _beside(batch: pa.Table, kept: list[str], predicted: pa.Table) -> pa.Table:
     import pyarrow as pa
 
     own = {f"input_{name}" if name in predicted.column_names else name: batch[name] for name in kept}
+    if len(own) < len(set(kept)):
+        raise ValueError("--keep would write two columns of one name (input_…); rename one in the table")
     return pa.table({**own, **dict(zip(predicted.column_names, predicted.columns, strict=True))})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from dapcal.cli.common import Device, Json, Output, Quiet, output, typer, writable
+from dapcal.cli.common import Device, Json, Output, Quiet, output, too_few, typer, writable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +48,7 @@ def score(
         if not 0 < level < 1:
             raise ValueError(f"Expected --level between 0 and 1, got {level}")
         own = own_models.load(file, model, device)
+        too_few(said, len(own.calibrated.evidence.held_out), alpha)
         if inputs.is_dir():
             source = _images(own, inputs, batch_size, resize, mean, std, said)
         elif resize or mean is not None or std is not None:

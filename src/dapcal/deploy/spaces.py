@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dapcal.distances import FittedSpace, NearestNeighbor
 from dapcal.neighbors import TorchIndex
-from dapcal.networks import first_input, frozen_copy, unfused
+from dapcal.networks import first_input, frozen_copy, same_weights, unfused
 from dapcal.projectors import FourierFeatures, Identity, LayerFeatures
 
 BLOCK = 2**14  # training points whose products with a batch are in memory at once
@@ -81,7 +81,7 @@ def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Modul
     if isinstance(projector, FourierFeatures):
         return Fourier(projector)
     if isinstance(projector, LayerFeatures):
-        if network is None or not _same(projector.network, network):
+        if network is None or not same_weights(projector.network, network):
             raise ValueError(
                 f"Expected the features of space `{space.name}` from the posterior's own network, got another; "
                 "calibrate with dapcal.projectors.Features, or predict with calibrated(x)"
@@ -91,11 +91,6 @@ def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Modul
         f"Expected inputs (Identity), Features or RandomFourier as projector of space `{space.name}`, got "
         f"{type(projector).__name__}; calibrate with one of them, or predict with calibrated(x)"
     )
-
-
-def _same(one: nn.Module, two: nn.Module) -> bool:
-    a, b = one.state_dict(), two.state_dict()
-    return one is two or (a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a))
 
 
 class Inputs(nn.Module):

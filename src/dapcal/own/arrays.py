@@ -46,7 +46,7 @@ def unlabelled(path: str | Path, dtype: torch.dtype) -> Tensor:
 
 
 def as_inputs(values: np.ndarray, dtype: torch.dtype, source: str, first: int = 0) -> Tensor:
-    """Inputs (N, ...) as a network takes them; `first` is the number of the first row, for errors."""
+    """Inputs (N, ...) as a network takes them; `first` is the number of the first row, counted from 0, for errors."""
     if values.dtype.kind == "f":
         x = torch.from_numpy(values if values.dtype.itemsize <= 8 else values.astype(np.float64)).to(dtype)
     elif values.dtype in (np.int32, np.int64):
@@ -57,11 +57,16 @@ def as_inputs(values: np.ndarray, dtype: torch.dtype, source: str, first: int = 
         raise ValueError(
             f"{source}: Expected `x` as floating-point inputs, or int64 token ids, got {values.dtype}; {advice}"
         )
+    finite = x.isfinite().flatten(1).all(1) if x.ndim > 1 else x.isfinite()
+    if not finite.all():
+        row = first + int((~finite).nonzero()[0])
+        raise ValueError(
+            f"{source}: Expected finite inputs in `x`, got NaN or inf in row {row}; drop or impute such rows"
+        )
     try:
         return check_inputs(x, "x")
     except ValueError as error:
-        where = f"{source} (rows counted from {first})" if first else source
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,11 @@ def coverage(before: NumberQuality, after: NumberQuality, count: int) -> str:
     return plot.drawing(f"Coverage of 95 % intervals after calibration: {percent(after.coverage)}", axes, *parts)
 
 
-def pit(before: NumberQuality, after: NumberQuality) -> str:
-    """Targets by the decile of their predictive distribution: as many in each where predictions are calibrated."""
-    count = sum(after.pit_counts)
+def pit(before: NumberQuality, after: NumberQuality, count: int) -> str:
+    """Targets of `count` inputs by the decile of their predictive distribution: as many in each where it is right."""
+    targets = sum(after.pit_counts)
     share, error = 1 / BINS, 2 * math.sqrt((1 / BINS) * (1 - 1 / BINS) / count)
-    shares = [[found / count for found in quality.pit_counts] for quality in (before, after)]
+    shares = [[found / targets for found in quality.pit_counts] for quality in (before, after)]
     plot = Plot(_UNIT, covering([share + error, *shares[0], *shares[1]], floor=0.0))
     parts = [
         plot.bar(place / BINS, (place + 1) / BINS, value, "after", f"after: {percent(value)} of the targets")
@@ -100,15 +100,19 @@ def losses(curve: Curve, phi: float) -> tuple[str, str]:
     upper = [(place, above) for place, _, _, above in tried if math.isfinite(above)]
     chosen = f"chosen φ = {number(phi)}"
 
+    def level(value: float) -> list[tuple[float, float]]:
+        return [(low, value), (high, value)]
+
     least = min(curve.base_loss, *(value for _, value in loss))
     at_chosen = min(loss, key=lambda point: abs(point[0] - phi))[1]
     room = max(curve.base_loss - least, at_chosen - least, 0.005 * abs(curve.base_loss)) or 1.0
     plot = Plot(Scale(low, high), Scale(least - 0.1 * room, max(curve.base_loss, at_chosen) + 0.4 * room))
+    upright = [(phi, plot.y.low), (phi, plot.y.high)]
     loss_chart = plot.drawing(
         f"Calibration loss over φ; {chosen}",
         plot.axes("φ", "calibration loss"),
-        plot.horizontal(curve.base_loss, "without distance", "reference"),
         plot.clipped(plot.line(loss, "after")),
+        plot.horizontal(curve.base_loss, "without distance", "reference", [loss, upright]),
         plot.vertical(phi, chosen),
     )
 
@@ -116,12 +120,14 @@ def losses(curve: Curve, phi: float) -> tuple[str, str]:
     least = min(curve.base_nll, *(value for _, value in nll))
     most = curve.base_nll + 2.5 * (curve.guard - curve.base_nll) if has_guard else max(value for _, value in nll)
     plot = Plot(Scale(low, high), covering([least, most]))
+    upright = [(phi, plot.y.low), (phi, plot.y.high)]
+    guard = level(curve.guard) if has_guard else []
     nll_chart = plot.drawing(
         f"Held-out negative log-likelihood over φ, and the guard on it; {chosen}",
         plot.axes("φ", "held-out NLL (nats)"),
-        plot.horizontal(curve.base_nll, "without distance", "reference"),
         plot.clipped(plot.area(nll, upper, "band"), plot.line(nll, "after")),
-        plot.horizontal(curve.guard, "guard: no higher than this", "limit") if has_guard else "",
+        plot.horizontal(curve.base_nll, "without distance", "reference", [nll, upright, guard]),
+        plot.horizontal(curve.guard, "guard", "limit", [nll, upright, level(curve.base_nll)]) if has_guard else "",
         plot.vertical(phi, chosen),
     )
     return loss_chart, nll_chart
@@ -166,8 +172,8 @@ def plane(data: Map, value_name: str) -> str:
         for place, frame in enumerate(data.frames)
     ]
     points = [
-        tag("circle", cx=plot.across(x), cy=plot.up(y), r=2, class_="point other" if label == 1 else "point")
-        for (x, y), label in zip(data.points.tolist(), data.labels.tolist(), strict=True)
+        tag("circle", cx=plot.across(x), cy=plot.up(y), r=2, class_="point other" if is_second else "point")
+        for (x, y), is_second in zip(data.points.tolist(), data.is_second.tolist(), strict=True)
     ]
     axes = plot.axes(data.axes[0].name, data.axes[1].name)
     return plot.drawing(f"{value_name} over the two inputs", axes, *frames, *points)

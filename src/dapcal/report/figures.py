@@ -55,7 +55,7 @@ class Plot:
     height: float = HEIGHT
     left: float = 64
     right: float = 22
-    top: float = 14
+    top: float = 18
     bottom: float = 42
 
     def across(self, value: float) -> float:
@@ -121,18 +121,26 @@ class Plot:
         return tag("circle", _title(title), cx=self.across(x), cy=self.up(y), r=radius, class_=f"dot {class_}")
 
     def vertical(self, x: float, label: str, class_: str = "mark") -> str:
-        """A line over the whole height, with a label on the side that has room."""
-        place, floor = self.across(x), self.height - self.bottom
-        is_left = place > (self.left + WIDTH - self.right) / 2
-        line = tag("line", x1=place, x2=place, y1=self.top, y2=floor, class_=class_)
-        x, anchor = (place - 5, "end") if is_left else (place + 5, "start")
-        return line + tag("text", text(label), x=x, y=self.top + 10, class_=f"label {class_} {anchor}")
+        """A line over the whole height, with a label above the drawing, where nothing crosses it."""
+        place, half = self.across(x), _CHARACTER * len(label) / 2
+        middle = min(max(place, self.left + half), WIDTH - self.right - half)
+        line = tag("line", x1=place, x2=place, y1=self.top, y2=self.height - self.bottom, class_=class_)
+        return line + tag("text", text(label), x=middle, y=self.top - 6, class_=f"label {class_} middle")
 
-    def horizontal(self, y: float, label: str, class_: str = "mark") -> str:
-        """A line over the whole width, with a label above its right end."""
-        place = self.up(y)
+    def horizontal(self, y: float, label: str, class_: str, others: Sequence[Sequence[tuple[float, float]]]) -> str:
+        """A line over the whole width; its label stands above or under one end, where the fewest others cross it."""
+        place, width = self.up(y), 1.1 * _CHARACTER * len(label)
+        drawn = [(self.across(a), self.up(b)) for points in others for a, b in _close_together(points)]
+        ends = {"end": (WIDTH - self.right - width, WIDTH - self.right), "start": (self.left, self.left + width)}
+
+        def crossings(spot: tuple[str, float]) -> int:
+            (left, right), base = ends[spot[0]], spot[1]
+            return sum(left <= a <= right and base - 11 <= b <= base + 3 for a, b in drawn)
+
+        anchor, base = min(((end, place + shift) for shift in (-5, 13) for end in ends), key=crossings)
+        x = ends[anchor][anchor == "end"] + (2 if anchor == "start" else -2)
         line = tag("line", x1=self.left, x2=WIDTH - self.right, y1=place, y2=place, class_=class_)
-        return line + tag("text", text(label), x=WIDTH - self.right - 2, y=place - 4, class_=f"label {class_} end")
+        return line + tag("text", text(label), x=x, y=base, class_=f"label {class_} {anchor}")
 
     def clipped(self, *parts: str) -> str:
         """What of the parts lies between the axes."""
@@ -152,6 +160,12 @@ def covering(values: Iterable[float], margin: float = 0.05, floor: float | None 
     low, high = min(finite), max(finite)
     room = margin * ((high - low) or abs(high) or 1.0)
     return Scale(low - room if floor is None else floor, high + room)
+
+
+def _close_together(points: Sequence[tuple[float, float]], steps: int = 50) -> Iterable[tuple[float, float]]:
+    """Places along a line through points."""
+    for (a, b), (c, d) in pairwise(points):
+        yield from ((a + (c - a) * step / steps, b + (d - b) * step / steps) for step in range(steps + 1))
 
 
 def _even_ticks(low: float, high: float, most: int) -> list[float]:

@@ -12,7 +12,7 @@ import torch
 from dapcal.report.histograms import MOST_SAMPLED, SUSPICIOUS, Histogram, distance_histograms, score_histogram
 from dapcal.report.map import Map, plane
 from dapcal.report.numbers import number
-from dapcal.report.outside import Outside, outside
+from dapcal.report.outside import outside
 from dapcal.report.predictions import Answers, Predicted, predict
 from dapcal.report.quality import ComparedClasses, ComparedNumbers, compare
 from dapcal.report.strangest import Strange, strangest
@@ -30,7 +30,6 @@ class Behaviour(NamedTuple):
     """How the model behaves on one set of inputs."""
 
     name: str
-    words: str
     examples: int
     flagged: float  # share with p <= 0.05
     far: float  # share with d0 > 0
@@ -49,6 +48,7 @@ class Findings:
     inside: Behaviour
     outside: tuple[Behaviour, ...]
     is_made_up: bool  # whether what lies outside is made of training inputs
+    samples: tuple[str, ...]  # what lies outside, in words
     distances: tuple[Histogram, ...]
     score: Histogram
     strangest: tuple[Strange, ...]
@@ -69,7 +69,7 @@ def find(subject: Subject) -> Findings:
 
 def _find(subject: Subject) -> Findings:
     calibrated, held_out = subject.calibrated, subject.held_out
-    chosen = judges(calibrated, held_out.x, MOST_JUDGED)
+    chosen = judges(calibrated, held_out.x, MOST_JUDGED, subject.seed)
     rows = chosen.rows.to(held_out.x.device)
     x, y = held_out.x[rows], held_out.y[chosen.rows.to(held_out.y.device)]
     seen = predict(calibrated, x, y)
@@ -81,15 +81,15 @@ def _find(subject: Subject) -> Findings:
         strange = strangest(subject, beyond[0].x, beyond[0].rows, further[0].score, None)
         strange_of = subject.new_name
     named = [("held-out", seen), *((each.name, found) for each, found in zip(beyond, further, strict=True))]
-    words = "held-out inputs" + (" that had no say in φ" if chosen.unseen else "")
     return Findings(
         subject=subject,
         judged=len(x),
         unseen=chosen.unseen,
         quality=compare(seen, y, None if subject.is_classification else subject.unit[1]),
-        inside=_behaviour(subject, Outside("held-out", words, rows, x), seen),
-        outside=tuple(_behaviour(subject, each, found) for each, found in zip(beyond, further, strict=True)),
+        inside=_behaviour(subject, "held-out", seen),
+        outside=tuple(_behaviour(subject, each.name, found) for each, found in zip(beyond, further, strict=True)),
         is_made_up=subject.new is None,
+        samples=tuple(each.words for each in beyond),
         distances=distance_histograms(calibrated, subject.train.x, named),
         score=score_histogram(calibrated, named),
         strangest=strange,
@@ -102,15 +102,14 @@ def _find(subject: Subject) -> Findings:
     )
 
 
-def _behaviour(subject: Subject, data: Outside, found: Predicted) -> Behaviour:
+def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
     def sureness(answers: Answers) -> float:
         if subject.is_classification:
             return float(answers.mean.max(-1).values.mean())
         return _WIDTH * abs(subject.unit[1]) * float(answers.variance.sqrt().mean())
 
     return Behaviour(
-        name=data.name,
-        words=data.words,
+        name=name,
         examples=len(found.score),
         flagged=float((found.p_value <= SUSPICIOUS).double().mean()),
         far=float((found.pre_distance > 0).double().mean()),

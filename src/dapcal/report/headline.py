@@ -11,6 +11,7 @@ from dapcal.report.subject import Subject
 from dapcal.report.words import cut
 
 _KOLMOGOROV = 1.36  # largest gap times √n that chance exceeds in 5 % of cases
+_NO_FLAGS = "none can be flagged, as too few examples were held out for a p-value of 0.05"
 _HARDLY = 0.03  # a fall of the confidence, or a relative widening of intervals, that is not worth the name
 
 
@@ -48,7 +49,7 @@ def how_good(findings: Findings) -> str:
     gaps = [observed - level for observed, level in zip(after.observed, LEVELS, strict=True)]
     verdict = "intervals of all levels keep what they promise, within chance"
     if max(map(abs, gaps)) > _KOLMOGOROV / math.sqrt(n):
-        verdict = "over all levels intervals are too " + ("wide" if sum(gaps) > 0 else "narrow")
+        verdict = "taken over all levels, intervals are too " + ("wide" if sum(gaps) > 0 else "narrow")
     return (
         f"{on} its error is {number(after.rmse)} (root mean square), and its 95 % intervals hold "
         f"{percent(after.coverage)} of the true values; {verdict}."
@@ -61,6 +62,8 @@ def how_far(findings: Findings) -> str:
         sets = "; ".join(f"on {_made(each)} {_change(findings, each)}" for each in findings.outside)
         return f"No further data were given, so its behaviour away from the data is shown on made-up inputs: {sets}."
     new = findings.outside[0]
+    if findings.score.line is None:
+        return f"On {new.examples:,} examples of {cut(new.name)} {_change(findings, new)}; {_NO_FLAGS}."
     return (
         f"Of {new.examples:,} examples of {cut(new.name)}, {percent(new.flagged)} are flagged as unlike the training "
         f"data (p ≤ 0.05, as about {percent(0.05)} of ordinary data are); on all of them {_change(findings, new)}."
@@ -72,20 +75,20 @@ def in_short(findings: Findings) -> str:
     after, away = findings.quality.after, findings.outside[0]
     unlike = f"on made-up {away.name}" if findings.is_made_up else f"on {cut(away.name)}"
     if isinstance(after, ClassQuality):
-        good = f"right {percent(after.accuracy)} of the time on data like its training data"
+        good = f"It is right {percent(after.accuracy)} of the time on data like its training data"
         if away.before - away.after > _HARDLY:
-            doubt = f"its confidence falls from {percent(away.before)} to {percent(away.after)}"
+            doubt = f"its confidence falls from {percent(away.before)} to {percent(away.after)} once distance counts"
         else:
             doubt = f"its confidence hardly changes ({percent(away.before)} to {percent(away.after)})"
     else:
-        within = f"within {number(after.width / 2)} of the true value in {percent(after.coverage)} of cases"
-        good = f"{within} on data like its training data"
+        kept = f"hold {percent(after.coverage)} of the true values on data like its training data"
+        good = f"Its 95 % intervals, on average ± {number(after.width / 2)}, {kept}"
         ratio = away.after / findings.inside.after
         doubt = f"its intervals are {number(ratio, 2)} times as wide as there"
         if abs(ratio - 1) <= _HARDLY:
             doubt = "its intervals are about as wide as there"
     flags = f"{percent(away.flagged)} of those examples are flagged for a person to look at"
-    return f"It is {good}; {unlike} {doubt}, and {flags}."
+    return f"{good}; {unlike} {doubt}, and {flags if findings.score.line is not None else _NO_FLAGS}."
 
 
 def _made(each: Behaviour) -> str:

@@ -38,7 +38,7 @@ class Map(NamedTuple):
     frames: tuple[MapFrame, ...]  # first the posterior as it was, then by φ
     chosen: int  # which of them is the calibrated one
     points: Tensor  # (M, 2) training inputs, drawn at random
-    labels: Tensor  # (M,) their classes; zeros in regression
+    is_second: Tensor  # (M,) which of them are of the second of two classes
     range: tuple[float, float]  # of the values that colours stand for
 
 
@@ -56,9 +56,11 @@ def plane(subject: Subject) -> Map | None:
     grid = torch.stack([across.repeat(_CELLS), down.flip(0).repeat_interleave(_CELLS)], 1).to(train.device)
     scale = 1.0 if subject.is_classification else abs(subject.unit[1])
     times = torch.logspace(-_DECADES, _DECADES, _STEPS, dtype=torch.float64)
+    phis = calibrated.scale.inverse(times * calibrated.factor)
+    phis[_STEPS // 2] = calibrated.phi
+    times, phis = times[phis.isfinite()], phis[phis.isfinite()]  # g may stay under an upper end
     values = scale * _values(calibrated, grid, torch.cat([torch.zeros(1), times]) * calibrated.factor)
-    phis = [None, *calibrated.scale.inverse(times * calibrated.factor).tolist()]
-    frames = zip(phis, [0.0, *times.tolist()], values.reshape(-1, _CELLS, _CELLS), strict=True)
+    frames = zip([None, *phis.tolist()], [0.0, *times.tolist()], values.reshape(-1, _CELLS, _CELLS), strict=True)
     rows = sample(torch.arange(len(train)), _MOST_POINTS)
     points = train[rows.to(train.device)].double().cpu()
     names = subject.features or ("first input", "second input")
@@ -70,7 +72,7 @@ def plane(subject: Subject) -> Map | None:
         frames=tuple(MapFrame(*frame) for frame in frames),
         chosen=1 + _STEPS // 2,
         points=torch.stack([axis.center + axis.scale * points[:, i] for i, axis in enumerate(axes)], 1),
-        labels=subject.train.y[rows].cpu() if subject.is_classification else torch.zeros(len(rows)),
+        is_second=(subject.train.y[rows].reshape(len(rows), -1)[:, 0] == 1).cpu() & (len(subject.classes) == 2),
         range=_range(values, len(subject.classes)),
     )
 

@@ -37,12 +37,3 @@ def percent(share: float) -> str:
         return "–"
     near_end = 0 < share < 0.0195 or 0.9805 < share < 1
     return f"{100 * share:.1f} %" if near_end else f"{100 * share:.0f} %"
-
-
-def p_value(value: float) -> str:
-    """Two significant digits.
-
-    >>> p_value(0.0123), p_value(0.5)
-    ('0.012', '0.5')
-    """
-    return number(value, 2)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from dapcal.calibrate import Calibrated
+from dapcal.diagnostics import total_weight
+from dapcal.explain import exact_p_values
 from dapcal.predictive import Prediction
 
 _BATCH = 256
@@ -33,6 +35,7 @@ class Predicted(NamedTuple):
     p_value: Tensor  # (N,)
     ess: Tensor  # (N,)
     total_weight: Tensor  # (N,)
+    sums_to: Tensor  # (N,) the same after normalisation or completion, where the adjustment has them
     pareto_k: Tensor  # (N,)
 
 
@@ -56,9 +59,10 @@ def _one(calibrated: Calibrated, x: Tensor, y: Tensor | None) -> Predicted:
         raw=_plain(calibrated.distance.raw(x)),
         pre_distance=_plain(prediction.pre_distance),
         score=_plain(prediction.ood_score),
-        p_value=_plain(prediction.ood_p_value),
+        p_value=exact_p_values(prediction, calibrated).cpu(),
         ess=_plain(weights.ess),
         total_weight=_plain(weights.total_weight),
+        sums_to=_plain(total_weight(prediction.ensemble.log_weights)),
         pareto_k=_plain(weights.pareto_k),
     )
 

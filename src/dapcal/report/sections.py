@@ -58,7 +58,7 @@ def _coverage(found: ComparedNumbers, count: int) -> str:
         + figures(
             [
                 Captioned(charts.coverage(*found, count), "Promised and kept", "Coverage of central intervals."),
-                Captioned(charts.pit(*found), "Where the true values fall", deciles),
+                Captioned(charts.pit(*found, count), "Where the true values fall", deciles),
             ]
         )
     )
@@ -96,9 +96,7 @@ def away(findings: Findings) -> str:
         Captioned(
             charts.histogram(data, f"distance between {data.name}", "radius"),
             f"Distance between {data.name}",
-            "Inside the radius nothing counts as far, and predictions stay as they were."
-            if data.line is not None
-            else "There is no radius: every distance counts.",
+            words.radius(findings, data),
         )
         for data in findings.distances
     ]
@@ -139,8 +137,10 @@ def phi(findings: Findings) -> str:
     loss, nll = charts.losses(curve, chosen)
     lead = "One number, φ, says how much distance counts. The one with the smallest calibration loss is taken"
     guard = ", among those that do not make predictions on held-out data worse than the guard allows."
+    band = "The grey band adds its standard error, and stays under the guard where a φ is allowed."
     if math.isinf(curve.guard):
         guard = "; no guard keeps predictions on held-out data from getting worse."
+        band = "The grey band adds its standard error."
     there = float(curve.nll[(curve.phi - chosen).abs().argmin()])
     rise = f"At the chosen φ it is {number(there)}, without distance {number(curve.base_nll)}."
     return (
@@ -148,7 +148,7 @@ def phi(findings: Findings) -> str:
         + figures(
             [
                 Captioned(loss, "Calibration loss", "Lower is better. The notes below say on which inputs."),
-                Captioned(nll, "Held-out negative log-likelihood", f"{rise} The grey band adds its standard error."),
+                Captioned(nll, "Held-out negative log-likelihood", f"{rise} {band}"),
             ]
         )
         + paragraph(

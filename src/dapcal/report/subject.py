@@ -47,6 +47,7 @@ class Subject:
         axes: two-dimensional inputs: what the two are called and how they are shown.
         new: further inputs to report on.
         new_name: what those are called.
+        seed: of the calibration, which says which half of the held-out data chose φ; None where it is not known.
     """
 
     calibrated: Calibrated
@@ -61,6 +62,7 @@ class Subject:
     axes: tuple[Axis, Axis] | None = None
     new: Tensor | None = None
     new_name: str = "new data"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         for name, x in (("train", self.train.x), ("held_out", self.held_out.x), ("new", self.new)):

@@ -6,8 +6,9 @@ import math
 
 from dapcal.explain import Answer
 from dapcal.report.findings import Findings
+from dapcal.report.histograms import Histogram
 from dapcal.report.map import Map, MapFrame
-from dapcal.report.numbers import number, p_value, percent
+from dapcal.report.numbers import number, percent
 from dapcal.report.quality import ClassQuality, ComparedClasses
 from dapcal.report.strangest import Strange
 from dapcal.report.subject import Subject
@@ -31,6 +32,8 @@ def price(findings: Findings) -> str:
     """What taking distance into account costs on data like the training data."""
     before, after = findings.quality
     change = after.nll - before.nll
+    if change == 0:
+        return "Taking distance into account leaves the negative log-likelihood here as it was."
     words = f"Taking distance into account {'raises' if change > 0 else 'lowers'} the negative log-likelihood here by"
     allowed = findings.curve.guard - findings.curve.base_nll
     guard = (
@@ -62,13 +65,12 @@ def weights(found: Weights) -> list[str]:
         )
     else:
         low, high = (number(total) for total in found.total_weight)
-        proper = low == high == "1"
         words += [
             f"Effective draws: at worst {number(found.least_ess)} of {found.draws}.",
             f"Total weight W: {low if low == high else f'between {low} and {high}'}. "
             + (
                 "Predictions are proper distributions."
-                if proper
+                if found.is_proper
                 else "Where it is not 1, probabilities do not sum to one."
             ),
         ]
@@ -94,8 +96,8 @@ def answer(subject: Subject, found: Answer) -> str:
         best = max(range(len(found.mean)), key=lambda place: found.mean[place])
         return f"{cut(subject.classes[best])} ({percent(found.mean[best])})"
     center, scale = subject.unit
-    sizes = zip(found.mean, found.deviation, strict=True)
-    return ", ".join(f"{number(center + scale * m)} ± {number(1.96 * abs(scale) * d, 2)}" for m, d in sizes)
+    intervals = zip(found.mean, found.lower, found.upper, strict=True)
+    return ", ".join(f"{number(center + scale * m)} ± {number(abs(scale) * (b - a) / 2, 2)}" for m, a, b in intervals)
 
 
 def target(subject: Subject, value: tuple[float, ...]) -> str:
@@ -124,8 +126,8 @@ def _rarity(findings: Findings, found: Strange) -> str:
         return f"Number {found.rank} by score of {findings.judged:,} held-out examples."
     p, compared = found.explanation.p_value, len(findings.subject.calibrated.evidence.held_out)
     if p < 1.5 / (compared + 1):
-        return f"p = {p_value(p)}: it scores higher than all {compared:,} held-out examples it was compared with."
-    return f"p = {p_value(p)}: about {percent(p)} of held-out examples score as high."
+        return f"p = {number(p, 2)}: it scores higher than all {compared:,} held-out examples it was compared with."
+    return f"p = {number(p, 2)}: about {percent(p)} of held-out examples score as high."
 
 
 def frame(found: MapFrame, is_chosen: bool) -> str:
@@ -153,12 +155,22 @@ def behaviour(findings: Findings) -> str:
     made_up = (
         " All but the first line are made-up examples, as no further data were given." if findings.is_made_up else ""
     )
+    if findings.score.line is None:
+        return f"Too few examples were held out for a p-value of 0.05, so that nothing can be flagged.{made_up}"
     return f"Flags are set so that about {percent(0.05)} of data like the held-out data get one.{made_up}"
+
+
+def radius(findings: Findings, data: Histogram) -> str:
+    """What the radius of one space means; the largest distance counts, so that all spaces have a say."""
+    if data.line is None:
+        return "There is no radius: every distance counts."
+    where = "there" if len(findings.distances) == 1 else "inside it in every space"
+    return f"Inside the radius nothing counts as far, and predictions {where} stay as they were."
 
 
 def samples(findings: Findings) -> str:
     """Where the samples of the histograms come from."""
-    kinds = [f"{each.words[0].upper()}{each.words[1:]}." for each in findings.outside]
+    kinds = [f"{each[0].upper()}{each[1:]}." for each in findings.samples]
     if any(name == "training" for name, _ in findings.distances[0].samples):
         kinds.insert(0, "Training: distances to the nearest other training example.")
     return " ".join(kinds)

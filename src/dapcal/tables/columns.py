@@ -16,6 +16,7 @@ training data, as it should, while the network, which has learnt nothing about t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -127,12 +128,22 @@ def find(table: pa.Table, name: str) -> str:
         return name
     if found:
         raise ValueError(f"Expected one column `{name}`, got {found}; rename all but one")
-    near = get_close_matches(name, table.column_names, 1)
-    columns = ", ".join(table.column_names[:10]) + (", …" if table.num_columns > 10 else "")
+    near = nearest(name, table.column_names)
     raise ValueError(
         f"There is no column `{name}`"
-        + (f"; did you mean `{near[0]}`?" if near else f"; the columns are: {columns or 'none'}")
+        + (f"; did you mean `{near}`?" if near else f"; the columns are: {listed(table.column_names)}")
     )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as errors list them, the first ten."""
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The name that was probably meant, whatever its capitals."""
+    lower = {other.lower(): other for other in names}
+    return next((lower[other] for other in get_close_matches(name.lower(), lower, 1)), None)
 
 
 def readable(value: float, scale: float) -> str:

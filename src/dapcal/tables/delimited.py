@@ -55,6 +55,11 @@ def open_delimited(path: Path, rows: int) -> Source:
         except pa.ArrowInvalid as error:
             if ragged:
                 row = ragged[0]
+                if len(names) == 1:
+                    raise ValueError(
+                        f"{path} has one name in its header ({short(names[0])}) and {row.actual_columns} values in row "
+                        f"{row.number - skipped}; remove lines above the header, such as a title"
+                    ) from error
                 raise ValueError(
                     f"{at(str(path), row.number - skipped)}: {row.actual_columns} values where the header names "
                     f"{row.expected_columns} columns ({short(row.text)}); correct the row, or put quotation marks "
@@ -77,6 +82,8 @@ def _header(path: Path) -> tuple[str, tuple[str, ...], int]:
         names, skipped = _first_line(path, separator)
         if len(names) > 1:
             break
+    if names[0].lower() == "sep=":
+        raise ValueError(f"{path} begins with the line sep=, which Excel alone understands; remove that line")
     if all(are_numbers(pa.chunked_array([pa.array(names)]))):
         raise ValueError(f"{path} has no header, its first line holds numbers alone; add a line that names the columns")
     return separator, names, skipped

@@ -11,7 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dapcal.tables.columns import Category, Number, find
+from dapcal.tables.columns import Category, Number, find, listed
 from dapcal.tables.fitting import fit_column
 from dapcal.tables.values import Kind
 
@@ -77,6 +77,7 @@ class Encoder:
 
     def __call__(self, table: pa.Table, first_row: int = 1) -> Encoded:
         """Encode rows; `first_row` is what errors call the first one."""
+        self._check_columns(table)
         x = np.zeros((len(table), self.width), np.float32)  # (N, P)
         counts = {
             column.name: column.encode(table[find(table, column.name)], part, first_row)
@@ -121,6 +122,16 @@ class Encoder:
             "notes": list(self.notes),
             "columns": [column.as_json() for column in self.columns],
         }
+
+    def _check_columns(self, table: pa.Table) -> None:
+        """A table that lacks several columns is another table: one message names them."""
+        absent = [column.name for column in self.columns if column.name not in table.column_names]
+        if len(absent) < 2:
+            return  # one may be misspelt, and `find` says so
+        raise ValueError(
+            f"{len(absent)} of the {len(self.columns)} columns that the model was fitted on are missing: "
+            f"{listed(absent)}; the table has: {listed(table.column_names)}"
+        )
 
     def _parts(self, matrix: np.ndarray) -> Iterator[tuple[Number | Category, np.ndarray]]:
         """Every column with its share of a matrix (N, P)."""

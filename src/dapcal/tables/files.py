@@ -5,11 +5,12 @@ The suffix names the format, and `dapcal.tables.values` says how values are read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
+from dapcal.tables.columns import listed, nearest
 from dapcal.tables.delimited import open_delimited
 from dapcal.tables.sources import Source, batches_of, head_of, in_one_line
 from dapcal.tables.typed import open_npz, open_parquet
@@ -18,7 +19,7 @@ from dapcal.tables.values import Kind, converted, guessed
 BATCH_ROWS = 8192
 
 
-def read(path: str | Path, expected: Mapping[str, Kind] | None = None) -> pa.Table:
+def read(path: str | Path, expected: Mapping[str, Kind] | None = None, drop: Collection[str] = ()) -> pa.Table:
     """The whole table, for fitting.
 
     A column of a CSV file is a number if all of its values are; Parquet and npz columns keep their types.
@@ -26,15 +27,21 @@ def read(path: str | Path, expected: Mapping[str, Kind] | None = None) -> pa.Tab
     Args:
         path: .csv or .tsv (also .csv.gz, .tsv.gz), .parquet or .pq, or .npz.
         expected: kinds of columns that are not to be guessed, e.g. {"postcode": "category"}.
+        drop: columns that nobody will look at: whatever they hold, it stays as it is.
     """
     expected = expected or {}
     source = _open(Path(path), BATCH_ROWS)
+    for name in expected:
+        if name not in source.names:
+            near = nearest(name, source.names)
+            told = f"did you mean `{near}`?" if near else f"the columns are: {listed(source.names)}"
+            raise ValueError(f"{path} has no column `{name}`; {told}")
     table = _converted(pa.concat_tables(batches_of(source, Path(path))), expected, str(path), 1)
     if not source.untyped:
         return table
     return pa.table(
         {
-            name: column if name in expected else guessed(column, name, str(path))
+            name: column if name in expected or name in drop else guessed(column, name, str(path))
             for name, column in zip(source.names, table.columns, strict=True)
         }
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from shlex import quote
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from dapcal.tables.values import is_number, is_text, numbers, texts
 _DATE = (
     r"^([0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./]([0-9]{4}|[0-9]{2}))"
     r"([T ][0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?( ?(Z|[+-][0-9]{2}:?[0-9]{2}))?)?$"
+    r"|^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
 )
 
 
@@ -28,7 +31,7 @@ def fit_column(values: pa.ChunkedArray, name: str) -> tuple[Number | Category | 
     ):
         return _fit_category(texts(values, name), name)
     raise ValueError(
-        f"Column `{name}` holds {values.type}, which is neither number nor text; leave it out with --drop {name}"
+        f"Column `{name}` holds {values.type}, which is neither number nor text; leave it out with --drop {quote(name)}"
     )
 
 
@@ -42,6 +45,22 @@ def mean_and_deviation(values: np.ndarray, name: str) -> tuple[float, float]:
     return mean, deviation if deviation > 8 * np.finfo(np.float64).eps * largest else 0.0
 
 
+def are_dates(present: pa.ChunkedArray) -> bool:
+    """Whether texts, none of them missing, are mostly dates or times."""
+    return bool(pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.9)
+
+
+def alike(levels: Sequence[str], where: str) -> str | None:
+    """A note about names that differ in capitals alone."""
+    groups: dict[str, list[str]] = {}
+    for level in levels:
+        groups.setdefault(level.casefold(), []).append(level)
+    twins = next((sorted(group) for group in groups.values() if len(group) > 1), None)
+    if twins is None:
+        return None
+    return f"{where} holds {', '.join(map(repr, twins))}, which count as different; spell them alike if they are not"
+
+
 def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str | None]:
     all_values = numbers(values, name)
     present = all_values[~np.isnan(all_values)]
@@ -49,10 +68,10 @@ def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str 
         return None, f"column `{name}` has no values: left out"
     center, deviation = mean_and_deviation(present, name)
     note = None
-    if len(present) == len(all_values) > 20 and (np.diff(present) == 1).all():
+    if len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
         note = (
-            f"column `{name}` counts the rows: if it only names them, leave it out with --drop {name}, or every new "
-            "row will look far from the training data"
+            f"column `{name}` counts the rows: if it only names them, leave it out with --drop {quote(name)}, or every "
+            "new row will look far from the training data"
         )
     return Number(name, center, deviation or 1.0, missing=len(present) < len(all_values)), note
 
@@ -61,14 +80,14 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
     present = text.drop_null()
     if not len(present):
         return None, f"column `{name}` has no values: left out"
-    if pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.9:
+    if are_dates(present):
         raise ValueError(_date_advice(name))
     counts = sorted((-n["counts"], n["values"]) for n in pc.value_counts(present).to_pylist())
     distinct = len(counts)
     if distinct > max(10, len(present) / 2) and pc.mean(pc.count_substring(present, " ")).as_py() >= 3:
         raise ValueError(
             f"Column `{name}` holds free text ({distinct:,} different texts in {len(present):,} rows); make numbers or "
-            f"categories of it, or leave it out with --drop {name}"
+            f"categories of it, or leave it out with --drop {quote(name)}"
         )
     if distinct == len(present) > 10:
         return None, f"column `{name}` is different in every row, so it names rows: left out"
@@ -81,11 +100,12 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
             "are told apart, the others count as one"
         )
     missing = len(present) < len(text)
+    note = note or alike(levels, f"column `{name}`")
     return Category(name, tuple(levels[:MAX_LEVELS]), tuple(levels[MAX_LEVELS:]), missing), note
 
 
 def _date_advice(name: str) -> str:
     return (
         f"Column `{name}` holds dates or times; make numbers of it (year, month, days since a day that matters), or "
-        f"leave it out with --drop {name}"
+        f"leave it out with --drop {quote(name)}"
     )

@@ -23,6 +23,7 @@ from dapcal.recipes import Recipe
 from dapcal.tables.columns import Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Encoded, Encoder, fit_encoder
+from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 KIND = "table"
 _NUMBERS_AT_ONCE = 2**22  # outputs of all draws that a prediction holds at a time
+_MANY_COPIES = 0.1  # share of the rows
 
 
 def fit(
@@ -59,9 +61,12 @@ def fit(
     x, y = encoder(rows).x, goal.encode(rows[target], name=target)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     fitted = recipes.fit(x, y, likelihood, _outputs(goal), recipe, progress)
+    spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
         *([left_out] if left_out else []),
+        *([spelling] if spelling else []),
+        *_copies(x, y),
         *encoder.notes,
     )
     return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes)
@@ -158,6 +163,7 @@ class TableModel:
             axes=self._axes(),
             new=new,
             new_name=new_name,
+            seed=self.recipe.seed,
         )
 
     def _axes(self) -> tuple[Axis, Axis] | None:
@@ -213,6 +219,18 @@ def load(path: str | Path, device: str = "cpu") -> TableModel:
 
 
 _SETS = ("train", "held_out")
+
+
+def _copies(x: Tensor, y: Tensor) -> list[str]:
+    """A note where many rows are alike: one that is held out tests nothing if its twin was learnt from."""
+    rows = torch.cat([x, y.reshape(len(x), 1).to(x)], 1).numpy()  # (N, P + 1)
+    copies = len(rows) - len({row.tobytes() for row in rows})
+    if copies <= _MANY_COPIES * len(rows):
+        return []
+    return [
+        f"{copies:,} of {len(rows):,} rows are copies of others, which makes the model look better than it will be on "
+        "new rows; remove copies, unless they are cases of their own"
+    ]
 
 
 def _outputs(target: Classes | Numbers) -> int:

@@ -106,14 +106,22 @@ def words(summary: Summary, target: str) -> str:
     else:
         good = f"off by {summary.value:.4g} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
         good += f"{summary.constant:.4g}); its 95 % intervals hold {100 * (summary.coverage or 0):.0f} % of them"
-    names = [f"`{name}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
+    names = [f"`{' '.join(name.split())}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
     looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."
     where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"
     away = (
-        f"{where} from the training rows its doubt is {summary.widening:.2g} times as large; "
+        f"{where} from the training rows its doubt {_growth(summary.widening)}; "
         f"{100 * summary.flagged:.1f} % of other held-out rows are flagged as out of distribution (expected: 5 %)."
     )
-    return f"`{target}` is {good}.\n{looks}\n{away}"
+    better = summary.value > summary.constant if summary.measure == "accuracy" else summary.value < summary.constant
+    useless = "" if better else " That is no better than looking at no column."
+    return f"`{target}` is {good}.{useless}\n{looks}\n{away}"
+
+
+def _growth(widening: float) -> str:
+    if widening < 1.05:
+        return "hardly grows"
+    return f"is {widening:.2g} times as large" if widening < 1000 else "is more than 1,000 times as large"
 
 
 def _value(target: Classes | Numbers, mean: Tensor, y: Tensor) -> float:

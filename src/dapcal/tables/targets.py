@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,9 +11,9 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from dapcal.tables.columns import LIMIT, find
-from dapcal.tables.fitting import mean_and_deviation
-from dapcal.tables.values import Kind, is_number, numbers, texts
+from dapcal.tables.columns import LIMIT, find, nearest
+from dapcal.tables.fitting import are_dates, mean_and_deviation
+from dapcal.tables.values import Kind, is_number, is_text, numbers, texts
 
 TaskName = Literal["classification", "regression"]
 Original = Literal["text", "number", "boolean"]
@@ -133,10 +132,10 @@ def fit_target(column: pa.ChunkedArray, task: TaskName | None = None, name: str 
     """
     if task not in (None, "classification", "regression"):
         raise ValueError(f"Expected `task` as classification or regression, got {task!r}")
-    if pa.types.is_temporal(column.type):
-        raise ValueError("The target holds dates or times; make numbers of it, e.g. days since a day that matters")
     if not _present(column, name).any():
         raise ValueError("The target has no values; choose another column")
+    if pa.types.is_temporal(column.type) or (is_text(column.type) and are_dates(texts(column, name).drop_null())):
+        raise ValueError("The target holds dates or times; make numbers of it, e.g. days since a day that matters")
     regression = (task or guess(column, name).name) == "regression"
     return _fit_numbers(column, name) if regression else _fit_classes(column, name)
 
@@ -188,6 +187,10 @@ def _fit_numbers(column: pa.ChunkedArray, name: str) -> Numbers:
     values = numbers(column, name)
     values = values[~np.isnan(values)]
     center, scale = mean_and_deviation(values, name)
+    if not scale and values.min() < values.max():  # squares of numbers below 1e-162 are 0
+        raise ValueError(
+            f"The target's values differ by {np.ptp(values):.3g} around {values[0]:.3g}, too little to see; rescale"
+        )
     if not scale:
         raise ValueError(f"The target is {values[0]:g} in every row; there is nothing to predict")
     return Numbers(center, scale)
@@ -212,8 +215,8 @@ def _labels(column: pa.ChunkedArray, original: Original, name: str, first_row: i
 def _unknown(label: str | None, labels: tuple[str, ...]) -> str:
     if label is None:
         return _NO_TARGET
-    near = get_close_matches(label, labels, 1)
+    near = nearest(label, labels)
     known = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
     return f"the target {label!r} is no class of the training rows" + (
-        f"; did you mean {near[0]!r}?" if near else f"; these are: {known}"
+        f"; did you mean {near!r}?" if near else f"; these are: {known}"
     )

@@ -5,6 +5,7 @@ White space around texts is dropped, `MISSING` lists how a missing value is spel
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Literal
 
@@ -20,6 +21,12 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "null", 
 
 _NUMBER = r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf(inity)?))$"
 _NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.]*,[0-9][0-9.,]*$"
+_SPACES = " '\u00a0\u202f"  # between thousands, beside commas and points
+_GROUPS = rf"[0-9]{{1,3}}([{_SPACES}][0-9]{{3}})+([.,][0-9]+)?"
+_DIGITS = rf"[0-9][0-9.,{_SPACES}]*"
+_DRESSED = rf"^\(?[+-]?({_GROUPS}|[$€£¥] ?[+-]?{_DIGITS}|{_DIGITS}[%$€£¥])\)?$"  # 12 500, $1,200.50, 7 %, ($3)
+_WITH_UNIT = r"^[+-]?[0-9][0-9.,]* ?[A-Za-zµ°][A-Za-zµ°²³/]*$"  # 1.2 km
+_PLAINLY = "write them with a decimal point, and no separators of thousands or signs"
 _MOSTLY = 0.9  # above this share of numbers, other texts in a column are mistakes, and not levels of a category
 
 
@@ -67,14 +74,23 @@ def guessed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
         return _nullable(_finite(_parsed(column), column, name, source, 1))
     text = texts(column, name)
     present = text.drop_null()
-    if _matches(present, _NUMBER_WITH_COMMA).mean() > _MOSTLY:
-        raise ValueError(
-            f"{source}: column `{name}` holds numbers with commas ({short(present[0].as_py())}); write them with a "
-            "decimal point and no separators of thousands"
-        )
-    share = are_numbers(present).mean()
+    plain, commas = are_numbers(present), _matches(present, _NUMBER_WITH_COMMA)
+    dressed = commas | _matches(present, _DRESSED)
+    share = plain.mean()
     # a few levels such as 0, 1, 2, 3+ are a category
-    if share > _MOSTLY and pc.count_distinct(present).as_py() > min(20, len(present) / 2):
+    many = pc.count_distinct(present).as_py() > min(20, len(present) / 2)
+    if commas.mean() > _MOSTLY or (many and share <= _MOSTLY < (plain | dressed).mean()):
+        first = int(np.argmax(dressed))
+        raise ValueError(
+            f"{source}: column `{name}` holds numbers with {'commas' if commas[first] else 'signs or spaces'} "
+            f"({short(present[first].as_py())}); {_PLAINLY} (or --drop the column)"
+        )
+    if many and _matches(present, _WITH_UNIT).all() and pc.count_distinct(_unit(present)).as_py() == 1:
+        raise ValueError(
+            f"{source}: column `{name}` holds numbers with a unit ({short(present[0].as_py())}); write the numbers "
+            "alone (or --drop the column, or name it with --category)"
+        )
+    if many and share > _MOSTLY:
         row = int(np.argmin(are_numbers(text)))
         raise ValueError(_no_number(text, row, name, source, 1, f"number ({100 * share:.4g} % of the column are)"))
     return text
@@ -115,10 +131,10 @@ def _finite(values: np.ndarray, column: pa.ChunkedArray, name: str, source: str,
 
 
 def _no_number(column: pa.ChunkedArray, row: int, name: str, source: str, first_row: int, what: str) -> str:
-    return (
-        f"{at(source, first_row + row)}: column `{name}` holds {short(column[row].as_py())}, which is no {what}; "
-        "correct it, or leave it empty if it is missing"
-    )
+    value = column[row].as_py()
+    dressed = any(re.match(pattern, str(value)) for pattern in (_NUMBER_WITH_COMMA, _DRESSED))
+    advice = _PLAINLY.replace("them", "it") if dressed else "correct it, or leave it empty if it is missing"
+    return f"{at(source, first_row + row)}: column `{name}` holds {short(value)}, which is no {what}; {advice}"
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -149,6 +165,11 @@ def _nullable(values: np.ndarray) -> pa.ChunkedArray:
 def _matches(text: pa.ChunkedArray, pattern: str) -> np.ndarray:
     """Where a text matches; a missing one matches everything."""
     return pc.fill_null(pc.match_substring_regex(text, pattern), True).to_numpy()
+
+
+def _unit(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What follows a number."""
+    return pc.replace_substring_regex(text, r"^[+-]?[0-9.,]* ?", "")
 
 
 def _in(source: str) -> str:
