@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 import dapcal
 from dapcal.cli.calibrate import calibrate
 from dapcal.cli.score import score
+from dapcal.data import split
 from dapcal.posteriors import ensemble, laplace
 
 NETS = """
@@ -204,6 +205,13 @@ def network(kind: str, weights: str) -> nn.Module:
 # What comes out
 
 
+def chooses(held_out):
+    """The half of the held-out data that things are chosen on."""
+    x, y = held_out
+    rows = split(len(x), torch.Generator().manual_seed(0))[0]
+    return x[rows], y[rows]
+
+
 def test_images_are_scored_as_dapcal_called_directly_scores_them():
     ended = run(*given("images"), "--classes", "left, right,low", "--json")
     assert ended.code == 0, ended
@@ -220,7 +228,8 @@ def test_images_are_scored_as_dapcal_called_directly_scores_them():
 
     train, held_out = tensors("images-train.npz"), tensors("images-val.npz")
     likelihood = dapcal.likelihoods.Categorical()
-    posterior = laplace.last_layer(network("images", "images-0.safetensors"), likelihood, train)
+    scale = laplace.HeldOut(chooses(held_out))
+    posterior = laplace.last_layer(network("images", "images-0.safetensors"), likelihood, train, prior_scale=scale)
     calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out)
     assert told["phi"] == pytest.approx(calibrated.phi)
     prediction = calibrated(tensors("images-new.npz")[0])
@@ -248,7 +257,8 @@ def test_a_regression_learns_its_noise_from_training_residuals_and_refines_it():
     train, held_out = (x, y.float()), (held_out[0], held_out[1].float())
     with torch.no_grad():
         noise = float((model(x)[:, 0] - y).square().mean().sqrt())
-    posterior = laplace.last_layer(model, dapcal.likelihoods.Gaussian(noise), train)
+    scale = laplace.HeldOut(chooses(held_out))
+    posterior = laplace.last_layer(model, dapcal.likelihoods.Gaussian(noise), train, prior_scale=scale)
     calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out, temperature=True)
     x, y = tensors("numbers-new.npz")
     prediction = calibrated(x)

@@ -83,7 +83,10 @@ def fit(
     train, held_out = (
         Labelled(data.x, likelihood.check(one.expand(len(data.x), -1), data.y)) for data in (train, held_out)
     )
-    base = posterior_of(networks, likelihood, train, posterior, seed, progress)
+    chooses, unseen = (
+        held_out.subset(half.to(device)) for half in split(len(held_out.x), torch.Generator().manual_seed(seed))
+    )
+    base = posterior_of(networks, likelihood, train, chooses, posterior, seed, progress)
     progress("calibrating", 0, 1)
     calibrated = calibrate(
         base,
@@ -94,8 +97,7 @@ def fit(
         seed=seed,
     )
     progress("calibrating", 1, 1)
-    unseen = split(len(held_out.x), torch.Generator().manual_seed(seed))[1]
-    quality = _quality(calibrated, held_out.subset(unseen.to(device)), progress)
+    quality = _quality(calibrated, unseen, progress)
     kept = train if _bytes(train) <= KEPT_BYTES else None
     return OwnModel(calibrated, _sampled(held_out, seed), kept, factory, names, quality)
 
@@ -137,7 +139,7 @@ class OwnModel:
         train: training data, None where they take more than `KEPT_BYTES`.
         factory: the name that the network was made by, package.module:factory.
         classes: their names; empty in regression.
-        quality: on held-out data that had no say in φ: accuracy or rmse, nll_before and nll_after the adjustment.
+        quality: on held-out data that nothing was chosen on: accuracy or rmse, nll_before and nll_after the adjustment.
     """
 
     calibrated: Calibrated

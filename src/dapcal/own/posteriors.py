@@ -19,6 +19,7 @@ from dapcal.projectors import last_linear
 TASKS = ("classification", "regression")
 POSTERIORS = ("last-layer", "laplace")
 _BATCH = 256
+_TRIED = 1000  # held-out inputs that prior scales are tried on
 _FULL = 1000  # parameters of a last layer with a full covariance; more take seconds to minutes, so Kronecker factors
 
 Progress = Callable[[str, int, int], None]
@@ -29,13 +30,15 @@ def posterior_of(
     networks: Sequence[nn.Module],
     likelihood: Likelihood,
     train: Labelled,
+    chooses: Labelled,
     kind: str | None,
     seed: int,
     progress: Progress,
 ) -> NetworkPosterior:
     """A Laplace approximation of one network, of its last layer ("last-layer", default) or of all ("laplace").
 
-    Several networks are the members of a deep ensemble, and have no `kind`.
+    Its prior scale is the best for held-out data (`chooses`), or of all layers, where trying is slow, by the marginal
+    likelihood. Several networks are the members of a deep ensemble, and have no `kind`.
     """
     if kind is not None and (kind not in POSTERIORS or len(networks) > 1):
         wanted = "left out (several networks are an ensemble)" if len(networks) > 1 else f"as {' or '.join(POSTERIORS)}"
@@ -44,12 +47,13 @@ def posterior_of(
         return ensemble.of(networks, likelihood)
     network, data = networks[0], DataLoader(_Watched(train, progress), batch_size=None)
     if kind == "laplace":
-        return laplace.fit(network, likelihood, data, seed=seed)
+        return laplace.fit(network, likelihood, data, prior_scale=laplace.MarginalLikelihood(), seed=seed)
     try:
         last = network.get_submodule(last_linear(network, train.x[:1]))
         small = sum(parameter.numel() for parameter in last.parameters()) <= _FULL
         structure = laplace.Full if small else laplace.Kronecker
-        return laplace.last_layer(network, likelihood, data, structure=structure, seed=seed)
+        scale = laplace.HeldOut((chooses.x[:_TRIED], chooses.y[:_TRIED]))
+        return laplace.last_layer(network, likelihood, data, structure=structure, prior_scale=scale, seed=seed)
     except ValueError as error:
         raise ValueError(f"No last layer to take: {error} (the posterior `laplace` takes all layers)") from error
 

@@ -6,6 +6,8 @@ rows ──► train │ held-out ──► networks ──► posterior ──�
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
@@ -17,6 +19,7 @@ from dapcal.data import Data, Labelled, gather, split
 from dapcal.distances import Space
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.ood_inputs import Around
+from dapcal.projectors import Identity
 from dapcal.recipes.division import check_rows, divide
 from dapcal.recipes.posteriors import POSTERIORS, RUNS, Report, Task, Watch, one_thread, options_of
 from dapcal.recipes.recipe import Recipe, network
@@ -44,8 +47,8 @@ def fit(
     """Hold out rows, train what the recipe names on the others, and calibrate it.
 
     The half of the held-out rows that chooses φ also stops training, where its NLL falls no more; nothing sees the half
-    that gives p-values before. Warnings of the calibration become `calibrated.notes`: on tables with few rows, few
-    errors or many equal rows they are the rule.
+    that gives p-values before. dapcal's warnings become `calibrated.notes`: on tables with few rows, few errors or many
+    equal rows they are the rule.
 
     Args:
         x: standardised inputs, (N, P); the network has their dtype.
@@ -64,12 +67,15 @@ def fit(
         return network(x.shape[1], outputs, recipe).to(data.x)
 
     chooses = held_out.subset(split(len(held_out.x), torch.Generator().manual_seed(recipe.seed))[0].to(data.x.device))
-    watch = Watch(progress, "training", RUNS.get(recipe.posterior, recipe.members))
-    task = Task(make, likelihood, (train.x, train.y), recipe, options_of(recipe, len(train.x), chooses, watch))
-    with one_thread():
+    told = progress or (lambda *_: None)
+    watch = Watch(told, "training", RUNS.get(recipe.posterior, recipe.members))
+    options = options_of(recipe, len(train.x), chooses, watch)
+    task = Task(make, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options)
+    notes: list[str] = []
+    with one_thread(), _warnings_to(notes):
         posterior = POSTERIORS[recipe.posterior](task)
-    if progress is not None:
-        progress("calibrating", 0, 1)
+        watch.end()
+    told("calibrating", 0, 1)
     given: _Given = {
         "train": (train.x, train.y),
         "held_out": (held_out.x, held_out.y),
@@ -77,9 +83,10 @@ def fit(
         "guard": recipe.guard,
         "temperature": temperature_helps(posterior, chooses),
     }
-    calibrated = _calibrated(posterior, given)
-    if progress is not None:
-        progress("calibrating", 1, 1)
+    with _warnings_to(notes):
+        calibrated = _calibrated(posterior, given)
+    calibrated = replace(calibrated, notes=(*calibrated.notes, *notes))
+    told("calibrating", 1, 1)
     if recipe.refit and recipe.posterior == "ensemble":
         with one_thread():
             calibrated = refitted(calibrated, task._replace(train=(data.x, data.y)), watch)
@@ -95,15 +102,24 @@ class _Given(TypedDict):
 
 
 def _calibrated(posterior: Posterior, given: _Given) -> Calibrated:
-    """`calibrate` with its defaults; warnings as notes."""
+    """`calibrate` with its defaults, or what is left of them."""
+    try:
+        return calibrate(posterior, **given)
+    except ValueError:
+        # nearly every held-out row has a twin in training, or all have one and the same distance: the table has no
+        # typical distance to start a radius at, and no row away from the data
+        around = Around(deviation=1.0, seed=given["seed"])
+        return calibrate(posterior, distance=Space(Identity(), radius=None, name="inputs"), ood=around, **given)
+
+
+@contextmanager
+def _warnings_to(notes: list[str]) -> Iterator[None]:
+    """dapcal's own warnings as notes; others as they are."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DapcalWarning)
-        try:
-            calibrated = calibrate(posterior, **given)
-        except ValueError:
-            # nearly every held-out row has a twin in training, or all have one and the same distance: the table has no
-            # typical distance to start a radius at, and no row away from the data
-            around = Around(deviation=1.0, seed=given["seed"])
-            calibrated = calibrate(posterior, distance=Space(radius=None, name="inputs"), ood=around, **given)
-    notes = [str(warning.message) for warning in caught if issubclass(warning.category, DapcalWarning)]
-    return replace(calibrated, notes=(*calibrated.notes, *notes))
+        yield
+    for warning in caught:
+        if issubclass(warning.category, DapcalWarning):
+            notes.append(str(warning.message))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

@@ -34,6 +34,7 @@ class Task(NamedTuple):
     make: Callable[[], nn.Module]
     likelihood: Likelihood
     train: Data
+    watched: Data  # held-out rows that training is stopped by
     recipe: Recipe
     options: Options
 
@@ -57,10 +58,11 @@ def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Op
 class Watch:
     """Counts the epochs of one network after the other, and remembers which was each network's best."""
 
-    progress: Report | None
+    progress: Report
     stage: str
     runs: int
     best: list[tuple[float, int]] = field(default_factory=list)  # held-out NLL and epoch
+    total: int = 0
 
     def __call__(self, epoch: Epoch) -> None:
         """Take note of an epoch."""
@@ -68,9 +70,12 @@ class Watch:
             self.best.append((math.inf, 1))
         if epoch.held_out_nll is not None:
             self.best[-1] = min(self.best[-1], (epoch.held_out_nll, epoch.number))
-        if self.progress is not None:  # a network that has stopped early is as good as done
-            done = (len(self.best) - 1) * epoch.total + epoch.number
-            self.progress(self.stage, done, self.runs * epoch.total)
+        self.total = self.runs * epoch.total
+        self.progress(self.stage, (len(self.best) - 1) * epoch.total + epoch.number, self.total)
+
+    def end(self) -> None:
+        """All is done, even where networks have stopped early."""
+        self.progress(self.stage, self.total, self.total)
 
 
 @contextmanager
@@ -103,12 +108,13 @@ def _ensemble(task: Task) -> Posterior:
 
 
 def _laplace(task: Task) -> Posterior:
+    """Of the last layer, with σ0 by held-out NLL: that of training leaves too much to the prior on a table."""
     one, recipe = networks(task, 1), task.recipe
-    return laplace.fit(
+    return laplace.last_layer(
         one.network,
         one.likelihood,
         task.train,
-        prior_scale=recipe.prior_scale,
+        prior_scale=laplace.HeldOut(task.watched),
         draws=recipe.draws,
         seed=recipe.seed,
     )
