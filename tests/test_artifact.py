@@ -547,6 +547,13 @@ def test_a_place_that_cannot_be_written_to_is_named(place, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_file_may_be_read_by_whom_other_files_may_be_read(path):
+    calibrate(full(), Inflate()).save(path)
+    other = path.with_name("other")
+    other.touch()
+    assert path.stat().st_mode == other.stat().st_mode
+
+
 def test_saving_again_replaces_the_file_at_once(path, monkeypatch):
     calibrated = plain()
     calibrated.save(path)
