@@ -33,6 +33,7 @@ results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of RE
 page: $(STAMP)  # docs/results.md with its figures, and the README's table, from the files in results/
 	$(VENV)/bin/python -m dapcal.experiments.results_page results docs
 	$(VENV)/bin/python -m dapcal.experiments.results_choosing results docs/choosing.md
+	$(VENV)/bin/python -m dapcal.experiments.results_estimators results docs/sklearn.md
 	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
 
 docs: $(STAMP)  # the site, into site/; not --quiet, which hides warnings from --strict

@@ -41,8 +41,8 @@ def main(folder: str = "build") -> None:
     warnings.simplefilter("ignore", ConvergenceWarning)  # diabetes: 5,000 passes are not enough for every perceptron
     started = time.perf_counter()
     results: dict[str, Any] = {
-        "seed": SEED, "folds": FOLDS, "repeats": REPEATS, "python": platform.python_version(), "dapcal": dapcal.__version__,
-        "torch": torch.__version__, "scikit-learn": sklearn.__version__, "numpy": np.__version__,
+        "seed": SEED, "folds": FOLDS, "repeats": REPEATS, "python": platform.python_version(),
+        "dapcal": dapcal.__version__, "torch": torch.__version__, "scikit-learn": sklearn.__version__, "numpy": np.__version__,
         "scipy": scipy.__version__, "parameters": DistanceAwareClassifier().get_params(),
     }  # fmt: skip
     print(f"{'':24}{'distance-aware':>22}{'perceptron':>22}{'difference':>22}")

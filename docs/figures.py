@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -41,6 +44,28 @@ def main() -> None:
             ("method-calibration", calibration(digits)),
         ):
             figure.savefig(DOCS / f"{name}.png", metadata={"Software": None})
+    if shutil.which("chromium"):
+        report()
+
+
+def report() -> None:
+    """The top of the report that the commands of the tutorial on a table make, as a browser shows it."""
+    from playwright.sync_api import sync_playwright
+
+    text = (DOCS / "tutorial-table.md").read_text(encoding="utf-8")
+    commands = [code for code in re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S) if "serve" not in code]
+    tools = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory() as folder:
+        write_table = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)[0]
+        subprocess.run([sys.executable, "-c", write_table], cwd=folder, check=True)
+        for code in commands:
+            subprocess.run(["bash", "-euc", code], cwd=folder, env=tools, check=True, stdout=subprocess.DEVNULL)
+        with sync_playwright() as play:
+            browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1000, "height": 1080}, color_scheme="light")
+            page.goto(f"file://{folder}/report.html")
+            page.screenshot(path=DOCS / "tutorial-table.png")
+            browser.close()
 
 
 def page_variables(page: str) -> dict[str, Any]:

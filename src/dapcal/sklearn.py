@@ -157,8 +157,8 @@ class DistanceAwareClassifier(ClassifierMixin, _DistanceAware):
     array([ True])
 
     Args:
-        posterior, hidden, epochs, learning_rate, batch_size, prior_scale, members, draws, validation, guard, refit,
-            device: as in `dapcal.recipes.Recipe`.
+        posterior, hidden, epochs, learning_rate, batch_size, prior_scale: as in `dapcal.recipes.Recipe`.
+        members, draws, validation, guard, refit, device: as there.
         alpha: level of `is_ood`: the share of in-distribution inputs that it may flag.
         random_state: an integer gives the same results in every run.
 
@@ -215,8 +215,8 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
     True
 
     Args:
-        posterior, hidden, epochs, learning_rate, batch_size, prior_scale, members, draws, validation, guard, refit,
-            device: as in `dapcal.recipes.Recipe`.
+        posterior, hidden, epochs, learning_rate, batch_size, prior_scale: as in `dapcal.recipes.Recipe`.
+        members, draws, validation, guard, refit, device: as there.
         alpha: level of `is_ood`: the share of in-distribution inputs that it may flag.
         random_state: an integer gives the same results in every run.
 

@@ -33,7 +33,7 @@ class Behaviour(NamedTuple):
     examples: int
     flagged: float  # share with p <= 0.05
     far: float  # share with d0 > 0
-    before: float  # mean confidence, or mean width of 95 % intervals as people see them
+    before: float  # mean confidence, or median width of 95 % intervals as people see them: a few are very wide
     after: float
 
 
@@ -106,7 +106,7 @@ def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
     def sureness(answers: Answers) -> float:
         if subject.is_classification:
             return float(answers.mean.max(-1).values.mean())
-        return _WIDTH * abs(subject.unit[1]) * float(answers.variance.sqrt().mean())
+        return _WIDTH * abs(subject.unit[1]) * float(answers.variance.sqrt().median())
 
     return Behaviour(
         name=name,

@@ -84,9 +84,9 @@ def in_short(findings: Findings) -> str:
         kept = f"hold {percent(after.coverage)} of the true values on data like its training data"
         good = f"Its 95 % intervals, on average ± {number(after.width / 2)}, {kept}"
         ratio = away.after / findings.inside.after
-        doubt = f"its intervals are {number(ratio, 2)} times as wide as there"
+        doubt = f"a typical interval is {number(ratio, 2)} times as wide as there"
         if abs(ratio - 1) <= _HARDLY:
-            doubt = "its intervals are about as wide as there"
+            doubt = "a typical interval is about as wide as there"
     flags = f"{percent(away.flagged)} of those examples are flagged for a person to look at"
     return f"{good}; {unlike} {doubt}, and {flags if findings.score.line is not None else _NO_FLAGS}."
 
@@ -98,7 +98,7 @@ def _made(each: Behaviour) -> str:
 def _change(findings: Findings, away: Behaviour) -> str:
     if findings.subject.is_classification:
         return f"its average confidence is {percent(away.after)} ({percent(away.before)} without distance)"
-    return f"its 95 % intervals are {number(away.after)} wide on average ({number(away.before)} without distance)"
+    return f"half of its 95 % intervals are wider than {number(away.after)} ({number(away.before)} without distance)"
 
 
 def _error(share: float, count: int) -> float:

@@ -86,7 +86,7 @@ def plane(findings: Findings) -> str:
 def away(findings: Findings) -> str:
     """What does it do away from its data?"""
     show = percent if findings.subject.is_classification else number
-    sure = "average confidence" if findings.subject.is_classification else "mean width of 95 % intervals"
+    sure = "average confidence" if findings.subject.is_classification else "median width of 95 % intervals"
     rows = [
         (each.name, f"{each.examples:,}", percent(each.flagged), percent(each.far), show(each.before), show(each.after))
         for each in (findings.inside, *findings.outside)
