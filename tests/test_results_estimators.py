@@ -1,0 +1,38 @@
+"""The estimators' committed results: the page shows them, and they keep what is promised of the defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dapcal.experiments.results_estimators import compared, estimators_page
+
+ROOT = Path(__file__).parent.parent
+FOUND = json.loads((ROOT / "results" / "estimators.json").read_text(encoding="utf-8"))
+
+
+def test_the_page_shows_the_result_file():
+    text = (ROOT / "docs" / "sklearn.md").read_text(encoding="utf-8")
+    assert estimators_page(text, ROOT / "results") == text, "run `make page`"
+
+
+@pytest.mark.parametrize("row", compared(FOUND), ids=lambda row: f"{row.data}, {row.measure}")
+def test_the_estimators_are_as_good_as_perceptrons_and_know_better_how_good(row):
+    worse = -row.difference[0] if row.more_is_better else row.difference[0]
+    assert worse <= (0 if "NLL" in row.measure else row.difference[1])
+
+
+def test_unknown_classes_and_moved_columns_are_told_apart():
+    assert np.mean(list(FOUND["digits, one class unknown"].values())) >= 0.9
+    assert all(each["auroc"] >= 0.9 for each in FOUND["one column moved"].values())
+
+
+def test_means_and_errors_are_those_of_the_folds():
+    row = compared(FOUND)[0]
+    ours, theirs = np.array(FOUND["digits"]["accuracy"]).T
+    assert len(ours) == FOUND["folds"] * FOUND["repeats"]
+    assert row.ours == (pytest.approx(ours.mean()), pytest.approx(np.std(ours, ddof=1) / np.sqrt(len(ours))))
+    assert row.difference[0] == pytest.approx(ours.mean() - theirs.mean())
