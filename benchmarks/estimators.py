@@ -40,11 +40,16 @@ CLASSES = {"digits": load_digits, "breast cancer": load_breast_cancer, "wine": l
 def main(folder: str = "build") -> None:
     warnings.simplefilter("ignore", ConvergenceWarning)  # diabetes: 5,000 passes are not enough for every perceptron
     started = time.perf_counter()
+    versions = {"torch": torch, "scikit-learn": sklearn, "numpy": np, "scipy": scipy, "dapcal": dapcal}
     results: dict[str, Any] = {
-        "seed": SEED, "folds": FOLDS, "repeats": REPEATS, "python": platform.python_version(),
-        "dapcal": dapcal.__version__, "torch": torch.__version__, "scikit-learn": sklearn.__version__, "numpy": np.__version__,
-        "scipy": scipy.__version__, "parameters": DistanceAwareClassifier().get_params(),
-    }  # fmt: skip
+        "experiment": "estimators",
+        "seed": SEED,
+        "folds": FOLDS,
+        "repeats": REPEATS,
+        "python": platform.python_version(),
+        **{name: module.__version__ for name, module in versions.items()},
+        "parameters": DistanceAwareClassifier().get_params(),
+    }
     print(f"{'':24}{'distance-aware':>22}{'perceptron':>22}{'difference':>22}")
     for name, load in CLASSES.items():
         results[name] = show(name, repeated(classification, *load(return_X_y=True)))
@@ -58,7 +63,7 @@ def main(folder: str = "build") -> None:
     }
     results["seconds"] = round(time.perf_counter() - started, 1)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "estimators.json").write_text(json.dumps(results, indent=1))
+    (Path(folder) / "estimators.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
 Found = dict[str, list[list[float]]]
