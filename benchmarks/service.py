@@ -1,4 +1,4 @@
-"""Single-row requests to a real service: an ensemble of five 20-64-64-3 networks, calibrated, 8,000 training rows.
+"""Single-row requests to `dapcal serve`: an ensemble of five 20-64-64-3 networks of `dapcal fit`, 8,000 training rows.
 
 Open loop: requests are sent at fixed times whatever happens, and latency counts from those times, so that a service
 that stalls cannot hide it. Closed loop: every connection sends its next request when it has its answer: the most there
@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
 import json
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-INPUTS, CLASSES, ROWS = 20, 3, 8000
-FAR = 1e6  # standard deviations; beyond, squares would overflow
-NAMES = [f"x{number}" for number in range(INPUTS)]
+DAPCAL = [sys.executable, "-m", "dapcal"]
+ROWS = 10_000  # a fifth of them is held out
+NAMES = [f"x{number}" for number in range(20)]
 
 
 def main() -> None:
@@ -32,13 +33,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="of either loop")
     parser.add_argument("--rate", type=float, default=200, help="requests per second of the open loop")
     parser.add_argument("--connections", type=int, default=32, help="of the closed loop")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        serve()
-        return
-    with subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True) as server:
-        address = urlsplit(server.stdout.readline().strip())
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*DAPCAL, "serve", fitted(Path(folder)), "--port", "0", "--json"]
+        load_service(command, options)
+
+
+def load_service(command: list[str], options: argparse.Namespace) -> None:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        address = urlsplit(json.loads(server.stdout.readline())["address"])
         client = Client(address.hostname, address.port)
         try:
             asyncio.run(client.closed_loop(2, 4))  # warm
@@ -65,55 +68,19 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def serve() -> None:
-    import torch
-    from torch import nn
-
-    import dapcal
-    from dapcal.serve import Field, Served, run
-
-    torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(ROWS + 2000, INPUTS, generator=generator)
-    y = (x @ torch.randn(INPUTS, CLASSES, generator=generator)).argmax(1)
-    train, held_out = (x[:ROWS], y[:ROWS]), (x[ROWS:], y[ROWS:])
-
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
-
-    likelihood = dapcal.likelihoods.Categorical()
-    posterior = dapcal.posteriors.ensemble.fit(make, likelihood, train, members=5, epochs=3, learning_rate=0.003)
-    calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out)
-    classes = ("a", "b", "c")
-
-    def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        with torch.no_grad():
-            x = torch.tensor([[row[name] for name in NAMES] for row in rows], dtype=torch.float64)
-            found = calibrated(x.clamp(-FAR, FAR).float())
-            columns = zip(
-                found.probs.tolist(),
-                found.epistemic.tolist(),
-                found.aleatoric.tolist(),
-                found.distance.tolist(),
-                found.ood_p_value.tolist(),
-                strict=True,
-            )
-        return [
-            {
-                "prediction": classes[probabilities.index(max(probabilities))],
-                "probabilities": dict(zip(classes, probabilities, strict=True)),
-                "epistemic": epistemic,
-                "aleatoric": aleatoric,
-                "distance": distance,
-                "ood_p_value": p_value,
-                "ood": p_value < 0.01,
-            }
-            for probabilities, epistemic, aleatoric, distance, p_value in columns
-        ]
-
-    fields = tuple(Field(name, "number") for name in NAMES)
-    served = Served("benchmark", "classification", fields, classes, predict)
-    run(served, port=0, started=lambda address: print(address, flush=True))
+def fitted(folder: Path) -> str:
+    """A model of a table, as its users make it."""
+    draws = random.Random(0)
+    with (folder / "train.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*NAMES, "class"])
+        for _ in range(ROWS):
+            row = [draws.gauss(0, 1) for _ in NAMES]
+            table.writerow([*row, "abc"[max(range(3), key=lambda label: sum(row[label::3]))]])
+    model = str(folder / "model.dap")
+    arguments = ["fit", str(folder / "train.csv"), "--target", "class", "--epochs", "5", "-o", model, "--quiet"]
+    subprocess.run([*DAPCAL, *arguments], check=True)
+    return model
 
 
 class Client:

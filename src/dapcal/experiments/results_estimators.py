@@ -69,9 +69,9 @@ def _table(found: dict[str, Any]) -> str:
         [
             *lines,
             "",
-            f"Default parameters; {folds}; means ± standard errors over folds. A perceptron's NLL in regression is that "
-            "of a Gaussian with the variance of its training residuals, or of residuals from inner folds. Detection, "
-            f"AUROC (%): digits with one class left out of training {100 * np.mean(unknown):.1f} on average, "
+            f"Default parameters; {folds}; means ± standard errors over folds. A perceptron's NLL in regression is "
+            "that of a Gaussian with the variance of its training residuals, or of residuals from inner folds. "
+            f"Detection, AUROC (%): digits, one class left out of training: {100 * np.mean(unknown):.1f} on average, "
             f"{100 * min(unknown):.1f} at worst; a column moved by six standard deviations: {moved}. scikit-learn "
             f"{found['scikit-learn']}, torch {found['torch']}, seed {found['seed']}.",
         ]
