@@ -1,6 +1,7 @@
 """What every command shares: words or JSON, progress bars, notes, errors in one line, exit codes.
 
-Exit codes: 0 done, 1 failed on the way, 2 what was given is wrong, 130 interrupted, 143 terminated.
+Exit codes: 0 done (a service: stopped), 1 failed on the way, 2 what was given is wrong, 130 interrupted, 143
+terminated.
 """
 
 from __future__ import annotations

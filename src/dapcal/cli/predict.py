@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from dapcal.cli.common import Device, Json, Output, Quiet, checked, output, too_few, typer, writable
 
@@ -40,6 +37,7 @@ def predict(
     with output(as_json, quiet) as said:
         from dapcal.tables import columns_of, stream
         from dapcal.tables import model as models
+        from dapcal.tables.writing import writer
 
         writable(out, data, model)
         if not 0 < level < 1:
@@ -49,7 +47,7 @@ def predict(
         kept = _kept(keep or [], columns_of(data), data)
         total = _expected_rows(data)
         rows, flagged, met = 0, 0, _Met()
-        with _writer(out) as write:
+        with writer(out) as write:
             for batch in stream(data, loaded.encoder.expected):
                 predicted = loaded.predict(batch, alpha=alpha, level=level, first_row=rows + 1)
                 rows, flagged = rows + len(batch), flagged + sum(predicted.table["ood"].to_pylist())
@@ -113,47 +111,6 @@ def _beside(batch: pa.Table, kept: list[str], predicted: pa.Table) -> pa.Table:
     if len(own) < len(set(kept)):
         raise ValueError("--keep would write two columns of one name (input_…); rename one in the table")
     return pa.table({**own, **dict(zip(predicted.column_names, predicted.columns, strict=True))})
-
-
-@contextmanager
-def _writer(path: Path) -> Iterator[Any]:
-    """A function that appends a table to the file, which appears when all is well."""
-    from dapcal.files import complete_or_absent
-
-    suffix = path.suffix.lower()
-    if suffix not in (".csv", ".tsv", ".parquet", ".pq"):
-        raise ValueError(f"Expected --out as a .csv, .tsv or .parquet file, got {path}")
-    with complete_or_absent(path) as part, ExitStack() as stack:
-        opened: list[Any] = []
-
-        def write(table: pa.Table) -> None:
-            if not opened:
-                make = _parquet_writer if suffix in (".parquet", ".pq") else _text_writer
-                opened.append(stack.enter_context(make(part, table.schema, "\t" if suffix == ".tsv" else ",")))
-            opened[0].write_table(table)
-
-        yield write
-
-
-def _parquet_writer(part: Path, schema: pa.Schema, _: str) -> Any:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.ParquetWriter(part, schema)
-
-
-@contextmanager
-def _text_writer(part: Path, schema: pa.Schema, delimiter: str) -> Iterator[Any]:
-    import csv
-
-    import pyarrow.csv
-
-    with part.open("wb") as file:
-        header = io.StringIO()
-        csv.writer(header, delimiter=delimiter, lineterminator="\n").writerow(schema.names)  # pyarrow quotes all names
-        file.write(header.getvalue().encode())
-        options = pyarrow.csv.WriteOptions(include_header=False, delimiter=delimiter)
-        with pyarrow.csv.CSVWriter(file, schema, write_options=options) as writer:
-            yield writer
 
 
 def _expected_rows(path: Path) -> int | None:

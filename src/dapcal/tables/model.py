@@ -23,6 +23,7 @@ from dapcal.recipes import Recipe
 from dapcal.tables.columns import Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Encoded, Encoder, fit_encoder
+from dapcal.tables.files import stream
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
 
@@ -125,6 +126,19 @@ class TableModel:
         parts = [self._columns(self.calibrated(x), level, alpha) for x in batches]
         columns = {name: pa.chunked_array([part[name] for part in parts]) for name in parts[0]}
         return Predicted(pa.table(columns), encoded)
+
+    def inputs(self, path: Path, most: int) -> Tensor:
+        """The first rows of a file, encoded, (at most `most`, P)."""
+        parts: list[Tensor] = []
+        rows = 0
+        for batch in stream(path, self.encoder.expected):
+            parts.append(self.encoder(batch, rows + 1).x[: most - rows])
+            rows += len(parts[-1])
+            if rows >= most:
+                break
+        if not parts:
+            raise ValueError(f"{path} has no rows; expected at least one")
+        return torch.cat(parts).to(self.train.x.device)
 
     def halves(self) -> tuple[Labelled, Labelled]:
         """Held-out rows: the half that stopped training and chose φ, and the one that p-values are read from."""
