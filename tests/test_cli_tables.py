@@ -540,3 +540,16 @@ def test_a_stopped_prediction_leaves_no_output(number: signal.Signals, folder: P
     assert process.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["long.csv"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_every_command_runs_on_a_gpu(folder: Path, tmp_path: Path):
+    model, new = tmp_path / "m.dap", folder / "new.csv"
+    assert run("fit", folder / "train.csv", "--target", "price", "-o", model, *SMALL, "--device", "cuda").exit_code == 0
+    for device in ("cpu", "cuda"):
+        assert run("predict", model, new, "-o", tmp_path / f"{device}.csv", "--device", device).exit_code == 0
+        assert run("report", model, "--data", new, "-o", tmp_path / "r.html", "--device", device).exit_code == 0
+        assert run("explain", model, new, "--device", device).exit_code == 0
+    one, two = (list(csv.DictReader((tmp_path / f"{device}.csv").open())) for device in ("cpu", "cuda"))
+    predictions = [[float(row["prediction"]) for row in rows] for rows in (one, two)]
+    np.testing.assert_allclose(*predictions, rtol=1e-3)

@@ -194,7 +194,7 @@ def test_a_matrix_in_an_npz_file_is_columns(tmp_path):
         ("1.5,2,3\n4,5,6\n", "has no header, its first line holds numbers alone"),
         (b"PAR1" + bytes(50), "is a Parquet file; name it .parquet"),
         (b"PK\x03\x04" + bytes(50), "is a zip archive; export the sheet as CSV"),
-        (gzip.compress(b"a,b\n1,2\n"), "compressed by gzip; name it .csv.gz"),
+        (gzip.compress(b"a,b\n1,2\n", mtime=0), "compressed by gzip; name it .csv.gz"),
         ("a,b\n1,2\n".encode("utf-16"), "UTF-16; save it as UTF-8"),
         ("a,b\n1,2\n".encode("utf-16-le"), "holds binary data"),
         ("a,b\nä,2\n".encode("latin-1"), "is not UTF-8; save it as UTF-8 .*iconv"),

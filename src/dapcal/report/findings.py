@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dapcal.report.histograms import MOST_SAMPLED, SUSPICIOUS, Histogram, distance_histograms, score_histogram
 from dapcal.report.map import Map, plane
@@ -94,7 +95,7 @@ def _find(subject: Subject) -> Findings:
         score=score_histogram(calibrated, named),
         strangest=strange,
         strangest_of=strange_of,
-        curve=calibrated.curve,
+        curve=Curve(*(part.cpu() if isinstance(part, Tensor) else part for part in calibrated.curve)),
         weights=weights_of(calibrated, [seen, *further]),
         map=plane(subject),
         notes=calibrated.notes,
