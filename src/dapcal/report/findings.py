@@ -95,7 +95,7 @@ def _find(subject: Subject) -> Findings:
         score=score_histogram(calibrated, named),
         strangest=strange,
         strangest_of=strange_of,
-        curve=Curve(*(part.cpu() if isinstance(part, Tensor) else part for part in calibrated.curve)),
+        curve=_on_cpu(calibrated.curve),
         weights=weights_of(calibrated, [seen, *further]),
         map=plane(subject),
         notes=calibrated.notes,
@@ -117,6 +117,11 @@ def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
         before=sureness(found.before),
         after=sureness(found.after),
     )
+
+
+def _on_cpu(curve: Curve) -> Curve:
+    parts = {name: value.cpu() for name, value in curve._asdict().items() if isinstance(value, Tensor)}
+    return curve._replace(**parts)
 
 
 def _settings(subject: Subject) -> tuple[tuple[str, str], ...]:
