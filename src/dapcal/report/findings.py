@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from dapcal.report.histograms import MOST_SAMPLED, SUSPICIOUS, Histogram, distance_histograms, score_histogram
 from dapcal.report.map import Map, plane
@@ -120,8 +119,7 @@ def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
 
 
 def _on_cpu(curve: Curve) -> Curve:
-    parts = {name: value.cpu() for name, value in curve._asdict().items() if isinstance(value, Tensor)}
-    return curve._replace(**parts)
+    return curve._replace(phi=curve.phi.cpu(), loss=curve.loss.cpu(), nll=curve.nll.cpu(), error=curve.error.cpu())
 
 
 def _settings(subject: Subject) -> tuple[tuple[str, str], ...]:
