@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from dataclasses import replace
@@ -10,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from torch.distributions import Normal
 from torch.testing import assert_close
 
 import report_cases
@@ -357,3 +359,16 @@ def test_whether_weighted_predictions_sum_to_one(adjust, proper):
     assert ("do not sum to one" in told) != proper
     near = found.weights._replace(is_weighted=True, least_ess=30.0, total_weight=(1.0, 1.0), collapsed=0.0)
     assert "instead of weighting" not in " ".join(words.weights(near))
+
+
+def test_the_likelihood_is_that_of_targets_as_people_see_them():
+    findings = findings_of("table")
+    subject = findings.subject
+    found = judges(subject.calibrated, subject.held_out.x, 10_000)
+    y, prediction = subject.held_out.y[found.rows], subject.calibrated(subject.held_out.x[found.rows])
+    price = Normal(300 + 80 * prediction.mean.double(), 80 * prediction.variance.double().sqrt())
+    assert findings.quality.after.nll == pytest.approx(float(-price.log_prob(300 + 80 * y.double()).mean()), rel=1e-5)
+    own = subject.calibrated.curve
+    assert_close(findings.curve.nll - findings.curve.base_nll, own.nll - own.base_nll)
+    assert findings.curve.base_nll == pytest.approx(own.base_nll + math.log(80))
+    assert findings.curve.guard - findings.curve.base_nll == pytest.approx(own.guard - own.base_nll)

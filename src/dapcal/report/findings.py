@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import warnings
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ def _find(subject: Subject) -> Findings:
         score=score_histogram(calibrated, named),
         strangest=strange,
         strangest_of=strange_of,
-        curve=_on_cpu(calibrated.curve),
+        curve=_as_seen(subject),
         weights=weights_of(calibrated, [seen, *further]),
         map=plane(subject),
         notes=calibrated.notes,
@@ -118,8 +119,20 @@ def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
     )
 
 
-def _on_cpu(curve: Curve) -> Curve:
-    return curve._replace(phi=curve.phi.cpu(), loss=curve.loss.cpu(), nll=curve.nll.cpu(), error=curve.error.cpu())
+def _as_seen(subject: Subject) -> Curve:
+    """The curve of φ with the NLL of targets as people see them."""
+    curve, unit = subject.calibrated.curve, 0.0
+    if not subject.is_classification:
+        unit = subject.held_out.y[0].numel() * math.log(abs(subject.unit[1]))
+    return Curve(
+        phi=curve.phi.cpu(),
+        loss=curve.loss.cpu(),
+        nll=curve.nll.cpu() + unit,
+        base_loss=curve.base_loss,
+        base_nll=curve.base_nll + unit,
+        guard=curve.guard + unit,
+        error=curve.error.cpu(),
+    )
 
 
 def _settings(subject: Subject) -> tuple[tuple[str, str], ...]:

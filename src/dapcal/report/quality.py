@@ -40,7 +40,7 @@ class ClassQuality(NamedTuple):
 
 
 class NumberQuality(NamedTuple):
-    """Of Gaussian predictions; errors and widths as people see the target, the NLL as the network does."""
+    """Of Gaussian predictions, all as people see the target."""
 
     rmse: float
     crps: float
@@ -109,7 +109,7 @@ def number_quality(answers: Answers, y: Tensor, scale: float) -> NumberQuality:
     return NumberQuality(
         rmse=size * metrics.rmse(mean, y),
         crps=size * metrics.crps_gaussian(mean, variance, y),
-        nll=float(-answers.log_prob.mean()),
+        nll=float(-answers.log_prob.mean()) + y.shape[1] * math.log(size),  # a density in the target's unit
         coverage=metrics.coverage(*interval(0.95), y),
         width=size * metrics.mean_width(*interval(0.95)),
         observed=tuple(metrics.coverage(*interval(level), y) for level in LEVELS),
