@@ -177,6 +177,10 @@ def test_behaviour_on_new_data(findings):
     assert new.far == pytest.approx(float((prediction.pre_distance > 0).float().mean()))
     lower, upper = prediction.interval(0.95)
     assert new.after == pytest.approx(80 * float((upper - lower).median()), rel=1e-5)
+    flagged = prediction.ood_p_value <= 0.05
+    assert new.flagged_after == pytest.approx(80 * float((upper - lower)[flagged].median()), rel=1e-5)
+    lower, upper = prediction.base.interval(0.95)
+    assert new.flagged_before == pytest.approx(80 * float((upper - lower)[flagged].median()), rel=1e-5)
     assert not found.is_made_up
 
 

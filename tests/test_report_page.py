@@ -276,13 +276,22 @@ def test_neighbours_of_rows_are_nearest_in_the_table_and_those_of_images_where_i
 
 def test_in_short_compares_intervals_with_those_near_the_data():
     findings = findings_of("table")
-    away = findings.outside[0]._replace(before=90.0, after=200.0, flagged=0.5)
+    away = findings.outside[0]._replace(
+        before=90.0, after=200.0, flagged=0.5, flagged_before=100.0, flagged_after=400.0
+    )
     changed = replace(findings, outside=(away,), inside=findings.inside._replace(after=80.0))
     after = findings.quality.after
     told = in_short(changed)
     assert "2.5 times as wide as there" in told
     assert f"on average ± {words.number(after.width / 2)}, hold {words.percent(after.coverage)} of the true" in told
-    assert "50 % of those examples are flagged" in told
+    assert "50 % of those examples are flagged" in told.replace("\u00a0", " ")
+    assert "with intervals 5 times as wide" in told
+    assert "on these half of its 95 % intervals are wider than 400 (100 without" in how_far(changed).replace(
+        "\u00a0", " "
+    )
+    none = replace(changed, outside=(away._replace(flagged=0.0, flagged_before=None, flagged_after=None),))
+    assert "on all of them half of its" in how_far(none)
+    assert "with intervals" not in in_short(none)
 
 
 def test_where_nothing_can_be_flagged_nothing_is_said_of_flags():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dapcal.report.histograms import MOST_SAMPLED, SUSPICIOUS, Histogram, distance_histograms, score_histogram
 from dapcal.report.map import Map, plane
@@ -36,6 +37,8 @@ class Behaviour(NamedTuple):
     far: float  # share with d0 > 0
     before: float  # mean confidence, or median width of 95 % intervals as people see them: a few are very wide
     after: float
+    flagged_before: float | None  # the same of those that are flagged; None without any
+    flagged_after: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,18 +107,23 @@ def _find(subject: Subject) -> Findings:
 
 
 def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
-    def sureness(answers: Answers) -> float:
-        if subject.is_classification:
-            return float(answers.mean.max(-1).values.mean())
-        return _WIDTH * abs(subject.unit[1]) * float(answers.variance.sqrt().median())
+    flagged = found.p_value <= SUSPICIOUS
 
+    def sureness(answers: Answers, rows: Tensor) -> float:
+        if subject.is_classification:
+            return float(answers.mean[rows].max(-1).values.mean())
+        return _WIDTH * abs(subject.unit[1]) * float(answers.variance[rows].sqrt().median())
+
+    everything, some = torch.ones_like(flagged), bool(flagged.any())
     return Behaviour(
         name=name,
         examples=len(found.score),
-        flagged=float((found.p_value <= SUSPICIOUS).double().mean()),
+        flagged=float(flagged.double().mean()),
         far=float((found.pre_distance > 0).double().mean()),
-        before=sureness(found.before),
-        after=sureness(found.after),
+        before=sureness(found.before, everything),
+        after=sureness(found.after, everything),
+        flagged_before=sureness(found.before, flagged) if some else None,
+        flagged_after=sureness(found.after, flagged) if some else None,
     )
 
 

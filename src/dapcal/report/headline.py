@@ -64,9 +64,10 @@ def how_far(findings: Findings) -> str:
     new = findings.outside[0]
     if findings.score.line is None:
         return f"On {new.examples:,} examples of {cut(new.name)} {_change(findings, new)}; {_NO_FLAGS}."
+    whom = "on all of them" if new.flagged_after is None else "on these"
     return (
         f"Of {new.examples:,} examples of {cut(new.name)}, {percent(new.flagged)} are flagged as unlike the training "
-        f"data (p ≤ 0.05, as about {percent(0.05)} of ordinary data are); on all of them {_change(findings, new)}."
+        f"data (p ≤ 0.05, as about {percent(0.05)} of ordinary data are); {whom} {_change(findings, _of_flagged(new))}."
     )
 
 
@@ -88,7 +89,16 @@ def in_short(findings: Findings) -> str:
         if abs(ratio - 1) <= _HARDLY:
             doubt = "a typical interval is about as wide as there"
     flags = f"{percent(away.flagged)} of those examples are flagged for a person to look at"
+    if not isinstance(after, ClassQuality) and away.flagged_after is not None:
+        flags += f", with intervals {number(away.flagged_after / findings.inside.after, 2)} times as wide"
     return f"{good}; {unlike} {doubt}, and {flags if findings.score.line is not None else _NO_FLAGS}."
+
+
+def _of_flagged(each: Behaviour) -> Behaviour:
+    """Behaviour on those that are flagged alone, where there are any."""
+    if each.flagged_before is None or each.flagged_after is None:
+        return each
+    return each._replace(before=each.flagged_before, after=each.flagged_after)
 
 
 def _made(each: Behaviour) -> str:
