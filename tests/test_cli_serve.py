@@ -14,11 +14,16 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 from dapcal.cli import app
+from dapcal.data import Labelled
+from dapcal.own import model as own_models
+from dapcal.own import serving as own_serving
 from dapcal.recipes import Recipe
-from dapcal.serve import create_app
+from dapcal.serve import Served, create_app
 from dapcal.tables import model as models
 from dapcal.tables.model import TableModel
 from dapcal.tables.serving import served
@@ -44,8 +49,8 @@ def price() -> TableModel:
 class Client:
     """Asks the service in this process, one request after the other."""
 
-    def __init__(self, model: TableModel) -> None:
-        self.app = create_app(served(model, "house.dap", level=0.8))
+    def __init__(self, what: Served) -> None:
+        self.app = create_app(what)
 
     def ask(self, method: str, path: str, **options: object) -> httpx.Response:
         async def answer() -> httpx.Response:
@@ -60,7 +65,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def client(price: TableModel) -> Client:
-    return Client(price)
+    return Client(served(price, "house.dap", level=0.8))
 
 
 def test_a_row_gets_the_answer_of_python(price: TableModel, client: Client):
@@ -78,7 +83,7 @@ def test_a_row_gets_the_answer_of_python(price: TableModel, client: Client):
 
 
 def test_classes_have_probabilities():
-    record = Client(fitted("dear")).predict(ROW).json()
+    record = Client(served(fitted("dear"), "house.dap")).predict(ROW).json()
     assert record["prediction"] in ("true", "false")
     assert sum(record["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
@@ -133,3 +138,27 @@ def test_a_port_that_is_taken_is_named(price: TableModel, tmp_path: Path):
     assert result.exit_code == 2
     assert port in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # it has learnt nothing
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_network_of_ones_own_is_served_by_its_inputs(outputs: int):
+    x = torch.randn(300, 2, 3)
+    y = x.flatten(1).sum(1) if outputs == 1 else x[:, 0].argmax(1)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs))
+    own = own_models.fit([network], Labelled(x[:200], y[:200]), Labelled(x[200:], y[200:]))
+    client = Client(own_serving.served(own, "own.dap"))
+    record = client.predict({"x": x[0].tolist()}).json()
+    direct = own.predict(x[:1])
+    assert record["distance"] == pytest.approx(float(direct.distance), rel=1e-4, abs=1e-6)
+    assert record["ood_p_value"] == pytest.approx(float(direct.ood_p_value))
+    if outputs == 1:
+        assert record["prediction"] == pytest.approx(float(direct.mean), rel=1e-4)
+        assert record["interval"]["upper"] == pytest.approx(float(direct.interval(0.95).upper), rel=1e-4)
+        assert record["epistemic"] == pytest.approx(float(direct.epistemic.sqrt()), rel=1e-3)
+    else:
+        assert list(record["probabilities"].values()) == pytest.approx(direct.probs[0].tolist(), abs=1e-5)
+        assert record["prediction"] == str(int(direct.probs.argmax()))
+    assert client.predict({"x": (1000 * x[0]).tolist()}).json()["ood"] is True
+    for wrong in ([[1.0, 2.0]], "text", [[1.0, 2.0, None]] * 2, 1.0):
+        assert client.predict({"x": wrong}).status_code == 422

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -421,6 +422,19 @@ def test_a_wrong_model_gives_one_line_and_no_output(kind: str, folder: Path, tmp
 def test_wrong_options_of_fit(arguments: list[str], words: tuple[str, ...], folder: Path, tmp_path: Path):
     refused(run("fit", folder / "train.csv", *arguments, "-o", tmp_path / "m.dap"), *words)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_are_opened_by_us_and_not_by_the_parser():
+    """Which would take seven lines to say that one may not be read; as root, who may read all, no other test sees."""
+    checked = 0
+    for command in app.registered_commands:
+        if command.callback.__name__ in ("demo", "reproduce"):  # they read no files
+            continue
+        for hint in get_type_hints(command.callback, include_extras=True).values():
+            if "Path" in str(get_args(hint)[:1]):
+                assert get_args(hint)[1].readable is False, command.callback
+                checked += 1
+    assert checked >= 18
 
 
 def test_a_device_that_is_not_there(folder: Path, tmp_path: Path):

@@ -259,6 +259,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise IsADirectoryError(f"Expected a file that dapcal saved, but {path} is a folder; name the file")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}")
+    path.open("rb").close()  # safetensors calls a file that may not be read missing
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -16,12 +16,21 @@ def calibrate(
         str, typer.Option(help="package.module:factory, a function without arguments that returns the network.")
     ],
     weights: Annotated[
-        list[Path], typer.Option(help="Its weights: .safetensors, .pt or .pth; several make a deep ensemble.")
+        list[Path],
+        typer.Option(readable=False, help="Its weights: .safetensors, .pt or .pth; several make a deep ensemble."),
     ],
-    train: Annotated[Path, typer.Option(help="What it was trained on: npz file of arrays x (N, ...) and y.")],
-    held_out: Annotated[Path, typer.Option(help="Like it, and never trained on: npz file of arrays x and y.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the calibrated model, e.g. m.dap.")],
-    ood: Annotated[Path | None, typer.Option(help="Inputs unlike them, to choose φ on: npz file of x.")] = None,
+    train: Annotated[
+        Path, typer.Option(readable=False, help="What it was trained on: npz file of arrays x (N, ...) and y.")
+    ],
+    held_out: Annotated[
+        Path, typer.Option(readable=False, help="Like it, and never trained on: npz file of arrays x and y.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", readable=False, help="File for the calibrated model, e.g. m.dap.")
+    ],
+    ood: Annotated[
+        Path | None, typer.Option(readable=False, help="Inputs unlike them, to choose φ on: npz file of x.")
+    ] = None,
     posterior: Annotated[str | None, typer.Option(help="Of one network: last-layer (default) or laplace.")] = None,
     task: Annotated[str | None, typer.Option(help="classification or regression; guessed from y.")] = None,
     classes: Annotated[str | None, typer.Option(help="Names of the classes, e.g. cat,dog.")] = None,

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="What `dapcal fit` or `dapcal calibrate` wrote.")],
-    data: Annotated[Path, typer.Argument(help="Table or arrays that hold the row.")],
+    model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` or `dapcal calibrate` wrote.")],
+    data: Annotated[Path, typer.Argument(readable=False, help="Table or arrays that hold the row.")],
     row: Annotated[int, typer.Option(min=1, help="Which row, counted from 1 without the header.")] = 1,
     neighbours: Annotated[int, typer.Option(min=1, help="How many training rows to show.")] = 5,
     factory: Factory = None,

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def fit(
-    train: Annotated[Path, typer.Argument(help="Table with a header: .csv, .tsv, .parquet or .npz.")],
+    train: Annotated[Path, typer.Argument(readable=False, help="Table with a header: .csv, .tsv, .parquet or .npz.")],
     target: Annotated[str, typer.Option(help="Column to be predicted.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="File for the model, e.g. house.dap.")],
+    out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="File for the model, e.g. house.dap.")],
     task: Annotated[str | None, typer.Option(help="classification or regression; guessed from the target.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given several times.")] = None,
     category: Annotated[

@@ -18,9 +18,11 @@ _PEEK = 2**20  # bytes from which the number of rows is estimated
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="What `dapcal fit` wrote.")],
-    data: Annotated[Path, typer.Argument(help="Table with the same columns: .csv, .tsv, .parquet or .npz.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Predictions: .csv, .tsv or .parquet.")],
+    model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` wrote.")],
+    data: Annotated[
+        Path, typer.Argument(readable=False, help="Table with the same columns: .csv, .tsv, .parquet or .npz.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Predictions: .csv, .tsv or .parquet.")],
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = 0.05,
     level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = 0.95,
     keep: Annotated[list[str] | None, typer.Option(help="Column to copy, e.g. an id; may be repeated.")] = None,

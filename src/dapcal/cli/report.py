@@ -10,9 +10,11 @@ from dapcal.cli.loading import Factory, load
 
 
 def report(
-    model: Annotated[Path, typer.Argument(help="What `dapcal fit` or `dapcal calibrate` wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
-    data: Annotated[Path | None, typer.Option(help="New inputs to report on, e.g. last month's rows.")] = None,
+    model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` or `dapcal calibrate` wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="The page.")] = Path("report.html"),
+    data: Annotated[
+        Path | None, typer.Option(readable=False, help="New inputs to report on, e.g. last month's rows.")
+    ] = None,
     factory: Factory = None,
     device: Device = "cpu",
     as_json: Json = False,

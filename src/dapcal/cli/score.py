@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 
 def score(
-    file: Annotated[Path, typer.Argument(help="What `dapcal calibrate` wrote.")],
-    inputs: Annotated[Path, typer.Argument(help="npz file with an array x (N, ...), or a folder of images.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Scores: .csv, or .npz for arrays.")],
+    file: Annotated[Path, typer.Argument(readable=False, help="What `dapcal calibrate` wrote.")],
+    inputs: Annotated[
+        Path, typer.Argument(readable=False, help="npz file with an array x (N, ...), or a folder of images.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Scores: .csv, or .npz for arrays.")],
     model: Annotated[str | None, typer.Option(help="package.module:factory, as in `calibrate`.")] = None,
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Inputs with a p-value up to this are flagged.")] = 0.05,
     level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = 0.95,

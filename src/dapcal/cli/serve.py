@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from dapcal.cli.common import INTERRUPTED, Device, Json, Quiet, checked, output, too_few, typer
+from dapcal.cli.loading import Factory, load
+
+if TYPE_CHECKING:
+    from dapcal.own.model import OwnModel
+    from dapcal.serve import Served
+    from dapcal.tables.model import TableModel
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="What `dapcal fit` wrote.")],
+    model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` or `dapcal calibrate` wrote.")],
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = 0.05,
     level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = 0.95,
     most_rows: Annotated[int, typer.Option(min=1, help="Rows of one batch, at most.")] = 1000,
+    factory: Factory = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -29,15 +36,13 @@ def serve(
         import torch
 
         from dapcal.serve import Limits, run
-        from dapcal.tables import model as models
-        from dapcal.tables.serving import served
 
         if not 0 < level < 1:
             raise ValueError(f"Expected --level between 0 and 1, got {level}")
         torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
-        loaded = models.load(model, checked(device))
+        loaded = load(model, factory, checked(device))
         too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
-        whole = served(loaded, model.name, alpha=alpha, level=level)
+        whole = _served(loaded, model.name, alpha, level)
 
         def started(address: str) -> None:
             said.result({"address": address}, f"Serving {model.name} at {address}; Ctrl-C ends it")
@@ -46,3 +51,15 @@ def serve(
             run(whole, host, port, Limits(rows=most_rows), started)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _served(model: TableModel | OwnModel, name: str, alpha: float, level: float) -> Served:
+    from dapcal.own.model import OwnModel
+
+    if isinstance(model, OwnModel):
+        from dapcal.own import serving as own
+
+        return own.served(model, name, alpha=alpha, level=level)
+    from dapcal.tables import serving as tables
+
+    return tables.served(model, name, alpha=alpha, level=level)

@@ -121,22 +121,17 @@ def _laplace(task: Task) -> Posterior:
 
 
 def _variational(task: Task) -> Posterior:
-    one, recipe = networks(task, 1), task.recipe
-    return variational.fit(
-        one.network,
-        one.likelihood,
-        task.train,
-        prior_scale=recipe.prior_scale,
-        draws=recipe.draws,
-        seed=recipe.seed,
-        **task.options,
-    )
+    return _around(variational.fit, task, task.options)
 
 
 def _swag(task: Task) -> Posterior:
+    return _around(swag.fit, task, {**task.options, "learning_rate": SWAG_RATE, "patience": None})
+
+
+def _around(fit: Callable[..., Posterior], task: Task, options: Options) -> Posterior:
+    """Trained from a network that is trained already."""
     one, recipe = networks(task, 1), task.recipe
-    options: Options = {**task.options, "learning_rate": SWAG_RATE, "patience": None}
-    return swag.fit(
+    return fit(
         one.network,
         one.likelihood,
         task.train,
