@@ -74,6 +74,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def unclosed(path: Path) -> Path:
+    """A thousand rows, compressed; in row 400 a quotation begins and never ends."""
+    write_rows(path.with_suffix(""), 1000)
+    lines = path.with_suffix("").read_text().splitlines()
+    lines[400] = ",".join([*lines[400].split(",")[:-1], '"' + lines[400].split(",")[-1]])
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode()))
+    path.with_suffix("").unlink()
+    return path
+
+
 # What works
 
 
@@ -567,3 +577,23 @@ def test_every_command_runs_on_a_gpu(folder: Path, tmp_path: Path):
     one, two = (list(csv.DictReader((tmp_path / f"{device}.csv").open())) for device in ("cpu", "cuda"))
     predictions = [[float(row["prediction"]) for row in rows] for rows in (one, two)]
     np.testing.assert_allclose(*predictions, rtol=1e-3)
+
+
+def test_an_unclosed_quotation_in_a_compressed_table_loses_no_rows(folder: Path, tmp_path: Path):
+    table = unclosed(tmp_path / "t.csv.gz")
+    refused(run("fit", table, "--target", "price", "-o", tmp_path / "m.dap", *SMALL), "row 400", "quotation")
+    refused(run("predict", folder / "house.dap", table, "-o", tmp_path / "out.csv"), "row 400", "quotation")
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv.gz"]
+
+
+def test_a_prediction_that_lost_rows_is_never_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    honest = models.TableModel.predict
+
+    def lossy(*arguments: object, **named: object) -> models.Predicted:
+        whole = honest(*arguments, **named)
+        return whole._replace(table=whole.table.slice(1))
+
+    monkeypatch.setattr(models.TableModel, "predict", lossy)
+    result = run("predict", folder / "house.dap", folder / "new.csv", "-o", tmp_path / "out.csv")
+    refused(result, "30 rows of", "were read and 29 written", code=1)
+    assert not list(tmp_path.iterdir())

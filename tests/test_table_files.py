@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from dapcal.tables import columns_of, delimited, read, stream
 from dapcal.tables.values import MISSING, numbers, texts
+from dapcal.types import DapcalWarning
 
 KINDS = {"area": "number", "colour": "category"}
 
@@ -82,7 +83,9 @@ def test_dialects(write, content):
 
 def test_quoted_newlines_separators_and_unicode_names(write):
     path = write('größe,"a,\nb",名\n1,"x\ny, z",ß\n2,"say ""hi""",é\n')
-    assert read(path).to_pydict() == {"größe": [1.0, 2.0], "a,\nb": ["x\ny, z", 'say "hi"'], "名": ["ß", "é"]}
+    with pytest.warns(DapcalWarning, match="house.csv, row 1: column `a,\\nb` holds a line break"):
+        table = read(path)
+    assert table.to_pydict() == {"größe": [1.0, 2.0], "a,\nb": ["x\ny, z", 'say "hi"'], "名": ["ß", "é"]}
 
 
 @pytest.mark.parametrize("spelling", MISSING)
@@ -166,7 +169,9 @@ def test_batches_do_not_depend_on_blocks(write, monkeypatch, block):
     monkeypatch.setattr(delimited, "_BLOCK_BYTES", block)
     lines = [f'{i},"a\n{i}"' for i in range(200)]
     path = write("area,colour\n" + "\n".join(lines) + "\n")
-    assert whole(path, KINDS, rows=7) == {
+    with pytest.warns(DapcalWarning, match="row 1: column `colour` holds a line break .*, the first of 200 such rows"):
+        table = whole(path, KINDS, rows=7)
+    assert table == {
         "area": [float(i) for i in range(200)],
         "colour": [f"a\n{i}" for i in range(200)],
     }
@@ -200,7 +205,7 @@ def test_a_matrix_in_an_npz_file_is_columns(tmp_path):
         ("a,b\nä,2\n".encode("latin-1"), "is not UTF-8; save it as UTF-8 .*iconv"),
         ("ä,b\n1,2\n".encode("latin-1"), "is not UTF-8; save it as UTF-8 .*iconv"),
         (b"area,colour\n" + b"1,red\n" * 20_000 + b"2,r\0d\n", "row 20001: column `colour` holds a NUL byte"),
-        ('a,b\n1,"2\n' + "3,4\n" * 100, "ends inside a quotation .*close its quotation mark"),
+        ('a,b\n1,"2\n' + "3,4\n" * 100, "row 1: a quotation never ends, .*close its quotation mark"),
         ('a,"b\n1,2\n' + "3,4\n" * 50_000, "never closed"),
         ("area,colour\n1,red\ninf,red\n", "row 2: column `area` holds 'inf', which is no finite number"),
         ("area,colour\n1,red\n1e999,red\n", "row 2: column `area` holds '1e999', which is no finite number"),
@@ -231,6 +236,57 @@ def test_an_unclosed_quotation_mark_far_into_the_file(write, monkeypatch):
     with pytest.raises(ValueError, match="is there a quotation mark that is never closed") as error:
         read(write('a,b\n1,"2\n' + "3,4\n" * 10_000))
     assert one_line(error)
+
+
+def packed(text: str, name: str) -> bytes:
+    return gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.tsv.gz"])
+@pytest.mark.parametrize(
+    "broken",
+    ['{0}{s}"x{0}', '{0}{s}"x" y', '"{0}{s}x'],
+    ids=["never closed", "text after a quotation", "in the middle"],
+)
+def test_a_quotation_in_the_wrong_place_never_swallows_rows(write, name, broken):
+    separator = "\t" if ".tsv" in name else ","
+    lines = [f"{i}{separator}x{i}" for i in range(1000)]
+    lines[399] = broken.format(399, s=separator)
+    lines[700] = f'700{separator}"a\nb"'  # a line break as it should be
+    with pytest.raises(ValueError, match="quotation") as error:
+        read(write(packed("\n".join([f"a{separator}b", *lines]) + "\n", name), name))
+    assert one_line(error)
+    assert "row 400" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv.gz"])
+def test_line_breaks_in_values_are_noted_with_their_row(write, name):
+    separator = "\t" if ".tsv" in name else ","
+    lines = [f'{i}{separator}"a{chr(10) * (i == 250)}, ""{i}"" b"' for i in range(500)]
+    path = write(packed("\n".join([f"a{separator}b", *lines]) + "\n", name), name)
+    with pytest.warns(DapcalWarning, match=rf"{name}, row 251: column `b` holds a line break within quotation marks;"):
+        table = read(path)
+    assert len(table) == 500
+    assert table["b"][250].as_py() == 'a\n, "250" b'
+
+
+def test_inch_marks_are_no_quotations(write):
+    lines = [f'{i},{i}" pipe' for i in range(1000)]
+    assert len(read(write("a,b\n" + "\n".join(lines) + "\n"))) == 1000
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.tsv.gz"])
+def test_gzip_members_are_read_whole_or_refused(write, name):
+    rows = "".join(f"{i}\t{i}\n" if ".tsv" in name else f"{i},{i}\n" for i in range(1000))
+    header = rows.splitlines()[0].replace("0", "a", 1).replace("0", "b") + "\n"
+    members = [gzip.compress((header + rows).encode()), gzip.compress(rows.encode())]
+    assert len(read(write(b"".join(members), name))) == 2000
+    for cut in (1, 4, 9, len(members[1]) - 5, len(members[1]) // 2):
+        with pytest.raises((OSError, ValueError), match="is damaged or incomplete") as error:
+            read(write(b"".join(members)[:-cut], name))
+        assert one_line(error)
+    with pytest.raises(OSError, match="is damaged or incomplete"):
+        read(write(b"".join(members) + b"more", name))
 
 
 def test_what_nobody_looks_at_is_not_judged(write):

@@ -114,6 +114,14 @@ def too_few(said: Output, held_out: int, alpha: float) -> None:
         )
 
 
+def all_written(read: int, written: int, source: Path) -> None:
+    """A file with fewer rows than its source, or more, must never appear."""
+    if read != written:
+        raise RuntimeError(
+            f"{read:,} rows of {source} were read and {written:,} written, a fault of dapcal; nothing was saved"
+        )
+
+
 def writable(out: Path, *inputs: Path) -> None:
     """Refuse a place that cannot be written to, or that is one of the inputs, before any work is done."""
     if out.is_dir():

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dapcal.cli.common import Device, Json, Output, Quiet, checked, output, too_few, typer, writable
+from dapcal.cli.common import Device, Json, Output, Quiet, all_written, checked, output, too_few, typer, writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,6 +58,7 @@ def predict(
                 said.progress("predicting", rows, None if total is None else max(total, rows))
             if not rows:
                 raise ValueError(f"{data} has a header and no rows; there is nothing to predict")
+            all_written(rows, write.rows, data)
         said.progress("predicting", rows, rows)
         met.tell(said, loaded)
         share = f"{flagged:,} of {rows:,} rows ({100 * flagged / rows:.1f} %) are out of distribution at {alpha:g}"

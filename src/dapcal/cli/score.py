@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from dapcal.cli.common import Device, Json, Output, Quiet, output, too_few, typer, writable
+from dapcal.cli.common import Device, Json, Output, Quiet, all_written, output, too_few, typer, writable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +66,7 @@ def score(
                 write({source.column: np.asarray(source.names[done : done + len(x)]), **columns})
                 done, flagged = done + len(x), flagged + int(columns["ood"].sum())
                 said.progress("scoring", done, len(source.names))
+            all_written(len(source.names), done, inputs)
         share = f"{flagged:,} of {done:,} inputs ({100 * flagged / done:.1f} %) are out of distribution at {alpha:g}"
         said.result({"file": str(out), "inputs": done, "ood": flagged, "alpha": alpha}, f"{share}\nSaved to {out}")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.csv
 
 from dapcal.tables.sources import Source, pieces
 from dapcal.tables.values import are_numbers, at, short
+from dapcal.types import DapcalWarning
 
 _BLOCK_BYTES = 1 << 20  # parsed at a time; no row may be longer
 
@@ -31,6 +32,7 @@ def open_delimited(path: Path, rows: int) -> Source:
 
     def batches() -> Iterator[pa.Table]:
         first_row = 1
+        breaks = _LineBreaks(path, separator)
         try:
             reader = pa.csv.open_csv(
                 path,
@@ -47,13 +49,15 @@ def open_delimited(path: Path, rows: int) -> Source:
             )
             for batch in reader:
                 _check_nul(batch, path, first_row)
+                breaks.look(batch, first_row)
                 first_row += len(batch)
                 yield from pieces(pa.Table.from_batches([batch]), rows)
             if first_row == 1:
                 raise ValueError(f"{path} has a header and no rows; expected at least one")
-            _check_end(batch, path)
+            breaks.tell()
         except pa.ArrowInvalid as error:
             if ragged:
+                _check_quotations(path, separator)  # which may be why
                 row = ragged[0]
                 if len(names) == 1:
                     raise ValueError(
@@ -90,8 +94,7 @@ def _header(path: Path) -> tuple[str, tuple[str, ...], int]:
 
 
 def _first_line(path: Path, separator: str) -> tuple[tuple[str, ...], int]:
-    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+    with _text_of(path) as file:
         try:
             for lines, row in enumerate(csv.reader(file, delimiter=separator), 1):
                 if row and not any(line.strip() for line in file):
@@ -105,24 +108,79 @@ def _first_line(path: Path, separator: str) -> tuple[tuple[str, ...], int]:
     raise ValueError(f"{path} is empty; expected a table with a header")
 
 
+def _text_of(path: Path) -> IO[str]:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
 def _check_nul(batch: pa.RecordBatch, path: Path, first_row: int) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        data = column.buffers()[2]
-        # a look at the raw bytes is quick; the buffer may end in padding, so only its texts decide
-        if data is None or np.frombuffer(data, np.uint8).all():
-            continue
-        found = pc.match_substring(column, "\0").to_numpy(zero_copy_only=False)
+        found = _holding(column, "\0")
         if found.any():
             where = at(str(path), first_row + int(np.argmax(found)))
             raise ValueError(f"{where}: column `{name}` holds a NUL byte; save the table as text in UTF-8")
 
 
-def _check_end(last: pa.RecordBatch, path: Path) -> None:
-    """A quotation mark that is never closed would silently swallow the rest of the file."""
-    value = last.columns[-1][-1].as_py() if len(last) else ""
-    if path.suffix.lower() == ".gz" or not {"\n", "\r"} & set(value):
-        return
-    with path.open("rb") as file:
-        file.seek(-min(1 << 10, path.stat().st_size), os.SEEK_END)
-        if not file.read().rstrip().endswith(b'"'):
-            raise ValueError(f"{path} ends inside a quotation ({short(value)}); close its quotation mark")
+class _LineBreaks:
+    """Values over several lines: rows that a quotation mark in a wrong place has swallowed, or a text as it should be.
+
+    A file without any has lost no row. At the first one the whole file is read once more, strictly: every quotation
+    has to end, and to end where its value does.
+    """
+
+    def __init__(self, path: Path, separator: str) -> None:
+        self.path, self.separator = path, separator
+        self.rows = 0
+        self.first: tuple[int, str] | None = None
+
+    def look(self, batch: pa.RecordBatch, first_row: int) -> None:
+        rows = np.zeros(len(batch), dtype=bool)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            found = _holding(column, "\n") | _holding(column, "\r")
+            if self.first is None and found.any():
+                self.first = (first_row + int(np.argmax(found)), name)
+                _check_quotations(self.path, self.separator)
+            rows |= found
+        self.rows += int(rows.sum())
+
+    def tell(self) -> None:
+        """A quotation mark too many can also be closed by the next one: whoever knows the table sees it here."""
+        if self.first is None:
+            return
+        row, name = self.first
+        more = "" if self.rows == 1 else f", the first of {self.rows:,} such rows"
+        warnings.warn(
+            f"{at(str(self.path), row)}: column `{name}` holds a line break within quotation marks{more}; if rows are "
+            "missing, a quotation mark there is in the wrong place",
+            DapcalWarning,
+            stacklevel=2,
+        )
+
+
+def _check_quotations(path: Path, separator: str) -> None:
+    row = -1  # the header is none
+    try:
+        with _text_of(path) as file:
+            for values in csv.reader(file, delimiter=separator, strict=True):
+                row += bool(values)
+    except csv.Error as error:
+        where = at(str(path), row + 1)
+        if "field limit" in str(error):
+            raise ValueError(
+                f"{where}: a value of more than {csv.field_size_limit() >> 10} KiB in quotation marks; is there one "
+                "that is never closed?"
+            ) from error
+        raise ValueError(
+            f"{where}: a quotation never ends, or ends in the middle of a value, so that rows would be lost; close its "
+            "quotation mark"
+        ) from error
+
+
+def _holding(column: pa.Array, character: str) -> np.ndarray:
+    """Which values of a column of texts hold an ASCII character."""
+    data = column.buffers()[2]
+    # a look at the raw bytes is quick; the buffer may end in padding, so only its texts decide
+    if data is None or not (np.frombuffer(data, np.uint8) == ord(character)).any():
+        return np.zeros(len(column), dtype=bool)
+    return pc.match_substring(column, character).to_numpy(zero_copy_only=False)

@@ -29,8 +29,15 @@ def open_parquet(path: Path, rows: int) -> Source:
         raise ValueError(f"{path} has columns and no rows; expected at least one")
 
     def batches() -> Iterator[pa.Table]:
+        found = 0
         for batch in file.iter_batches(batch_size=rows):
+            found += len(batch)
             yield from pieces(pa.Table.from_batches([batch]), rows)
+        if found != file.metadata.num_rows:
+            raise ValueError(
+                f"{path} is damaged or incomplete ({found} rows where it announces {file.metadata.num_rows}); write or "
+                "copy it again"
+            )
 
     return Source(tuple(file.schema_arrow.names), batches, untyped=False)
 

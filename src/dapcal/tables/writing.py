@@ -16,8 +16,21 @@ import pyarrow.parquet
 from dapcal.files import complete_or_absent
 
 
+class Writer:
+    """Appends tables to a file and counts their rows."""
+
+    def __init__(self, append: Callable[[pa.Table], None]) -> None:
+        self.append = append
+        self.rows = 0
+
+    def __call__(self, table: pa.Table) -> None:
+        """Append a table."""
+        self.append(table)
+        self.rows += len(table)
+
+
 @contextmanager
-def writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
+def writer(path: Path) -> Iterator[Writer]:
     """A function that appends a table to the file, which appears when all is well."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv", ".parquet", ".pq"):
@@ -25,13 +38,13 @@ def writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
     with complete_or_absent(path) as part, ExitStack() as stack:
         opened: list[Any] = []
 
-        def write(table: pa.Table) -> None:
+        def append(table: pa.Table) -> None:
             if not opened:
                 make = _parquet_writer if suffix in (".parquet", ".pq") else _text_writer
                 opened.append(stack.enter_context(make(part, table.schema, "\t" if suffix == ".tsv" else ",")))
             opened[0].write_table(table)
 
-        yield write
+        yield Writer(append)
 
 
 def _parquet_writer(part: Path, schema: pa.Schema, _: str) -> Any:
