@@ -20,7 +20,7 @@ import pytest
 
 from cases import hears_ctrl_c
 from dapcal import __version__
-from dapcal.serve import Field, Limits, Served, create_app, run
+from dapcal.serve import Field, Limits, Served, create_app, process, run
 from dapcal.serve.batching import Batcher
 from dapcal.serve.metrics import SECONDS, Metrics
 
@@ -735,3 +735,11 @@ def test_a_signal_ends_the_service_after_what_is_under_way(number, code):
 def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="choose another"):
         run(served(), port=taken.getsockname()[1])
+
+
+def test_the_body_of_an_answer_does_not_wait_for_the_client():
+    """An accepted connection has what the listener has; benchmarks/kept_alive.py measures what it is worth."""
+    with process._listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
