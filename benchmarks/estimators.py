@@ -31,6 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import dapcal
+from dapcal.files import write_text
 from dapcal.sklearn import DistanceAwareClassifier, DistanceAwareRegressor
 
 SEED, FOLDS, REPEATS, MOST_STEPS = 0, 5, 3, 5000
@@ -63,7 +64,7 @@ def main(folder: str = "build") -> None:
     }
     results["seconds"] = round(time.perf_counter() - started, 1)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "estimators.json").write_text(json.dumps(results, indent=1) + "\n")
+    write_text(Path(folder) / "estimators.json", json.dumps(results, indent=1) + "\n")
 
 
 Found = dict[str, list[list[float]]]

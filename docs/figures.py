@@ -24,6 +24,7 @@ import dapcal
 from dapcal.adjust import Reweight, Transport
 from dapcal.distances import Space
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, calibration_panel, new_figure, style
+from dapcal.files import complete_or_absent
 from dapcal.predictive import Prediction
 from dapcal.projectors import Identity
 
@@ -43,7 +44,8 @@ def main() -> None:
             ("method-adjustments", adjustments(waves)),
             ("method-calibration", calibration(digits)),
         ):
-            figure.savefig(DOCS / f"{name}.png", metadata={"Software": None})
+            with complete_or_absent(DOCS / f"{name}.png") as part:
+                figure.savefig(part, format="png", metadata={"Software": None})
     if shutil.which("chromium"):
         report()
 

@@ -239,8 +239,9 @@ def interrupted(folder: Path, experiment: Experiment = TWO, **options) -> Run:
 
 def test_a_run_goes_on_and_its_work_is_removed(tmp_path: Path):
     run = interrupted(tmp_path, seed=3)
-    (tmp_path / ".two.json.1.part").write_text("half")
-    (run.work / "two" / ".first.1.part").write_text("half")
+    for left in (tmp_path / f".two.json.{'0' * 16}.part", run.work / "two" / f".first.{'0' * 16}.part"):
+        left.write_text("half")
+        os.utime(left, (0, 0))  # nobody's since long
     outcome = run_and_write("two", TWO, tmp_path, run)
     assert json.loads((tmp_path / "two.json").read_text()) == outcome.numbers == {"seed": 3, "first": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["two.json"]

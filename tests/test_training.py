@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import math
 import multiprocessing
 import random
+import resource
 import signal
 import time
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from cases import Killed
+from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian
+from dapcal.posteriors import checkpoints, variational
 from dapcal.posteriors import map as map_posterior
-from dapcal.posteriors import variational
 from dapcal.posteriors.training import Epoch, Training, constant
 from dapcal.progress import Bar
+from dapcal.types import DapcalWarning
 
 FITS = {"map": map_posterior.fit, "variational": variational.fit}
 
@@ -163,7 +169,7 @@ def test_a_checkpoint_of_another_optimiser_is_refused(tmp_path, settings, option
 
 
 def test_a_checkpoint_that_cannot_be_written_is_refused_before_training(tmp_path, settings):
-    with pytest.raises(ValueError, match="got the folder"):
+    with pytest.raises(ValueError, match="is a folder; name a file in it"):
         map_posterior.fit(network(), Categorical(), checkpoint=tmp_path, progress=_never, **settings)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="Cannot write the checkpoint"):
@@ -190,12 +196,158 @@ def test_an_empty_loader_is_refused(blobs):
         map_posterior.fit(network(), Categorical(), loader, epochs=2)
 
 
+# Checkpoints that are damaged, incomplete, or of other data
+
+
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 half"])
 def test_a_broken_checkpoint_is_refused(tmp_path, settings, content):
     path = tmp_path / "run"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="no checkpoint that this dapcal reads"):
+    with pytest.raises(ValueError, match=r"run is not a checkpoint .*remove it to start over"):
         map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+    assert path.read_bytes() == content
+
+
+@pytest.fixture(params=FITS)
+def half_way(request, tmp_path, settings):
+    """A fit that was stopped in its fifth epoch, and the file that it left."""
+    fit, path = FITS[request.param], tmp_path / "run"
+
+    def stop(epoch: Epoch) -> None:
+        if epoch.number == 5:
+            raise Killed
+
+    def run(**changes):
+        return fit(network(), Categorical(), checkpoint=path, checkpoint_seconds=0, **{**settings, **changes})
+
+    with pytest.raises(Killed):
+        run(progress=stop)
+    return run, path
+
+
+def test_one_flipped_bit_anywhere_is_refused(half_way):
+    run, path = half_way
+    whole = path.read_bytes()
+    places = [*random.Random(0).sample(range(len(whole)), 40), 0, len(whole) - 1, len(whole) - 70]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << (place % 8)
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="run is not a checkpoint that this dapcal reads"):
+            run()
+    for length in (len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="checksum does not match"):
+            run()
+    path.write_bytes(whole)
+    run()
+
+
+@pytest.mark.parametrize("row", [0, 1, 77, 148, 149])
+def test_one_changed_label_or_input_in_any_row_is_refused(half_way, settings, row):
+    run, _ = half_way
+    x, y = settings["train"]
+    label, number = y.clone(), x.clone()
+    label[row] = (label[row] + 1) % 3
+    number[row, 1] += 1e-6
+    for train in ((x, label), (number, y)):
+        with pytest.raises(ValueError, match=r"of another run \(other training data\)"):
+            run(train=train)
+
+
+def test_every_row_of_large_data_counts(settings):
+    """The fingerprint looked at a thousand rows of each tensor."""
+    x, y = torch.randn(5000, 2), torch.arange(5000) % 3
+    whole = checkpoints.digest(Labelled(x, y))
+    for row in (1, 2, 2503, 4998):
+        other = y.clone()
+        other[row] = (other[row] + 1) % 3
+        assert checkpoints.digest(Labelled(x, other)) != whole
+
+
+def keys_of(state: dict, above: tuple = ()) -> list[tuple]:
+    found = []
+    for name, part in state.items():
+        found.append((*above, name))
+        if isinstance(part, dict):
+            found += keys_of(part, (*above, name))
+    return found
+
+
+def test_a_missing_key_is_refused_even_under_a_valid_checksum(half_way):
+    run, path = half_way
+    saved = torch.load(path, weights_only=True)
+    places = keys_of(saved["run"])
+    assert ("state", "optimiser", "state", 0) in places
+    for place in random.Random(0).sample(places, 25):
+        state = copy.deepcopy(saved["run"])
+        inner = state
+        for name in place[:-1]:
+            inner = inner[name]
+        del inner[place[-1]]
+        checkpoints.write(path, saved["marks"], state)
+        with pytest.raises(ValueError, match="run is not a checkpoint that this dapcal reads"):
+            run()
+    checkpoints.write(path, saved["marks"], saved["run"])
+    run()
+
+
+def test_a_full_disk_says_so_and_keeps_the_last_good_checkpoint(half_way, settings):
+    run, path = half_way
+    whole = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) // 2, hard))
+    try:
+        with pytest.raises(OSError, match=r"Could not write the checkpoint .*the last one is as it was.*Make room"):
+            run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert path.read_bytes() == whole
+    assert list(path.parent.iterdir()) == [path]
+    resumed = run()
+    path.unlink()
+    assert same(resumed, run())
+
+
+class Pairs(Dataset):
+    """Read one by one, as pictures from a folder are."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, noise: Callable[[], float] = lambda: 0.0) -> None:
+        self.x, self.y, self.noise = x, y, noise
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.x[index] + self.noise(), int(self.y[index])
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [lambda: 0.0, lambda: float(torch.rand(())), random.random, np.random.default_rng().normal],
+    ids=["none", "torch's", "Python's", "its own"],
+)
+def test_a_loader_of_single_pairs_is_known_by_its_labels(blobs, noise):
+    x, y = blobs[0]
+    other = y.clone()
+    other[77] = (other[77] + 1) % 3
+
+    def digest(labels: torch.Tensor) -> str:
+        return checkpoints.digest(DataLoader(Pairs(x, labels, noise), batch_size=16))
+
+    states = torch.random.get_rng_state(), random.getstate()
+    assert digest(y) == digest(y) != digest(other)
+    assert torch.equal(states[0], torch.random.get_rng_state())
+    assert states[1] == random.getstate()
+
+
+def test_a_stream_cannot_be_known():
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+            return iter([(torch.zeros(2), 0)])
+
+    with pytest.warns(DapcalWarning, match="cannot tell one IterableDataset from another"):
+        checkpoints.digest(DataLoader(Stream()))
 
 
 # Early stopping and the held-out NLL

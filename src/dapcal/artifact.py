@@ -97,10 +97,7 @@ def save(
     metadata = {"dapcal": description, "sha256": _digest(description, tensors)}
     try:
         with complete_or_absent(path) as part:
-            part.touch()
-            mode = part.stat().st_mode  # as other files have it; safetensors' own files are for their owner alone
             save_file(tensors, part, metadata)
-            part.chmod(mode)
     except (OSError, SafetensorError) as error:
         raise OSError(
             f"Could not write {path}: {error}; an earlier file of that name is untouched. Check free space and "

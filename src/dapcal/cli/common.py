@@ -124,16 +124,9 @@ def all_written(read: int, written: int, source: Path) -> None:
 
 def writable(out: Path, *inputs: Path) -> None:
     """Refuse a place that cannot be written to, or that is one of the inputs, before any work is done."""
-    if out.is_dir():
-        raise IsADirectoryError(f"Expected a file for --out, but {out} is a folder; name a file in it")
-    if out.exists() and not out.is_file():
-        raise ValueError(
-            f"Expected a file for --out, but {out} is a device or a pipe, and would be replaced; name a file"
-        )
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"The folder {out.parent} for --out does not exist; create it first")
-    if not os.access(out.parent, os.W_OK):
-        raise PermissionError(f"The folder {out.parent} for --out cannot be written to; name another")
+    from dapcal.files import replaceable
+
+    replaceable(out)
     for given in inputs:
         if out.exists() and given.exists() and out.samefile(given):
             raise ValueError(f"--out would overwrite {given}, which is read; name another file")

@@ -120,11 +120,14 @@ def run(
     with _own_randomness(device, generator):
         at = _Run(tensors, state, train, generator)
         saved = None if training.checkpoint is None else Path(training.checkpoint)
-        marks = _marks(method, settings, training, train, held_out, tensors, state, generator)
+        marks: dict[str, Any] = {}
         if saved is not None:
             checkpoints.check_place(saved)
+            marks = _marks(method, settings, training, train, held_out, tensors, state, generator)
         if saved is not None and saved.exists():
-            at.load_state_dict(checkpoints.read(saved, marks))
+            kept = checkpoints.read(saved, marks)
+            with checkpoints.refused_if_damaged(saved):
+                at.load_state_dict(kept)
         written = time.monotonic()
 
         def save(now: bool) -> None:
@@ -208,7 +211,7 @@ class _Run:
 
     def state_dict(self) -> dict[str, Any]:
         loader = self.train.generator if isinstance(self.train, DataLoader) else None
-        return {
+        state = {
             "tensors": {n: t.detach() for n, t in self.tensors.items()},
             "state": {n: s.state_dict() for n, s in self.state.items()},
             "epoch": self.epoch, "position": self.position, "seen": self.seen, "stopped": self.stopped,
@@ -219,8 +222,11 @@ class _Run:
             "torch": torch.random.get_rng_state(),
             "cuda": torch.cuda.get_rng_state(self.total.device) if self.total.is_cuda else None,
         }  # fmt: skip
+        return {**state, "structure": checkpoints.structure(state)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if checkpoints.structure({n: part for n, part in saved.items() if n != "structure"}) != saved["structure"]:
+            raise ValueError("parts of it are missing or were exchanged")
         _copy_into(self.tensors, saved["tensors"])
         for name, part in self.state.items():
             part.load_state_dict(saved["state"][name])
@@ -283,7 +289,7 @@ def _marks(
     """What must be the same for a run to go on; taken before it starts, as text where NumPy may have made a number."""
     watched = held_out if training.patience is not None else None  # else it is only reported
     return {
-        "method": method, "parameters": {n: list(t.shape) for n, t in tensors.items()},
+        "method": method, "parameters": {n: checkpoints.structure(t) for n, t in tensors.items()},
         "seed": generator.initial_seed(), "epochs": int(training.epochs),
         "learning_rate": float(training.learning_rate), "batch_size": int(training.batch_size), "bf16": training.bf16,
         "patience": None if training.patience is None else int(training.patience),

@@ -1,0 +1,97 @@
+"""Every place that writes a file does so through the one writer, `dapcal.files`; this file lists them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+WRITERS = {  # functions that write, by file
+    "docs/figures.py": {"main"},
+    "src/dapcal/artifact.py": {"save"},
+    "src/dapcal/deploy/programs.py": {"to_onnx"},
+    "src/dapcal/experiments/datasets/decoded.py": {"_write"},
+    "src/dapcal/experiments/datasets/downloads.py": {"download"},
+    "src/dapcal/experiments/results_page.py": {"write"},
+    "src/dapcal/experiments/runner.py": {"run_and_write"},
+    "src/dapcal/experiments/uci_gap.py": {"_train"},
+    "src/dapcal/own/scores.py": {"writer"},
+    "src/dapcal/posteriors/checkpoints.py": {"write"},
+    "src/dapcal/tables/writing.py": {"writer"},
+}
+HELPERS = {  # functions that are handed the part file of one of those
+    "src/dapcal/experiments/datasets/downloads.py": {"_write_parquet"},
+    "src/dapcal/experiments/results_figures.py": {"save"},
+    "src/dapcal/own/scores.py": {"_savez"},
+    "src/dapcal/tables/writing.py": {"_parquet_writer", "_text_writer"},
+}
+THE_ONE = "src/dapcal/files.py"
+PRIMITIVES = {
+    "write_bytes", "save_file", "savefig", "savez", "savez_compressed", "write_table", "to_csv", "to_parquet",
+    "symlink_to", "copyfile", "copy2", "touch", "ParquetWriter", "CSVWriter", "mkstemp", "NamedTemporaryFile",
+    "TemporaryFile", "np.save", "torch.save", "program.save", "os.rename", "os.replace", "shutil.copy", "shutil.move",
+    "json.dump",
+}  # fmt: skip
+
+
+def is_written_by(call: ast.Call) -> bool:
+    """Whether a call writes a file by itself: a primitive of Python or of a library, or an `open` for writing."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    owner = getattr(getattr(function, "value", None), "id", "")
+    if name in ("open", "fdopen", "ZipFile"):
+        modes = [value.value for value in call.args[:2] if isinstance(value, ast.Constant)]
+        return any(isinstance(mode, str) and len(mode) <= 3 and set(mode) & set("wax+") for mode in modes)
+    if name == "write_text" and isinstance(function, ast.Attribute):
+        return True  # of a path; the function of that name is the one writer's
+    return name in PRIMITIVES or f"{owner}.{name}" in PRIMITIVES
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef]:
+    """Those at the top level, and methods, with whatever they hold."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        members = node.body if isinstance(node, ast.ClassDef) else [node]
+        yield from (member for member in members if isinstance(member, ast.FunctionDef))
+
+
+def found(condition: Callable[[ast.Call], bool]) -> dict[str, set[str]]:
+    places: dict[str, set[str]] = {}
+    for path in sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.py")]):
+        name = path.relative_to(ROOT).as_posix()
+        for function in functions(path) if name != THE_ONE else ():
+            if any(isinstance(node, ast.Call) and condition(node) for node in ast.walk(function)):
+                places.setdefault(name, set()).add(function.name)
+    return places
+
+
+def test_every_place_that_writes_a_file_is_listed():
+    listed = {name: WRITERS.get(name, set()) | HELPERS.get(name, set()) for name in WRITERS | HELPERS}
+    by_themselves = found(is_written_by)
+    through_the_one = found(lambda call: getattr(call.func, "id", "") == "complete_or_absent")
+    assert through_the_one == WRITERS
+    assert {name: by_themselves.get(name, set()) | WRITERS.get(name, set()) for name in listed} == listed
+    assert set(by_themselves) <= set(listed)
+
+
+@pytest.mark.parametrize(
+    ("line", "writes"),
+    [
+        ("open(path, 'w')", True),
+        ("path.open('ab')", True),
+        ("zipfile.ZipFile(path, 'w')", True),
+        ("path.write_text('x')", True),
+        ("torch.save(x, path)", True),
+        ("figure.savefig(path)", True),
+        ("write_text(path, 'x')", False),
+        ("open(path)", False),
+        ("path.open('rb')", False),
+        ("text.replace('a', 'b')", False),
+    ],
+)
+def test_what_counts_as_writing(line: str, writes: bool):
+    (call,) = (node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Call))
+    assert is_written_by(call) == writes
