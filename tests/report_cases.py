@@ -15,9 +15,9 @@ from dapcal.adjust import Reweight
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
+from dapcal.models.subject import Axis, Picture, Subject
+from dapcal.png import image_png
 from dapcal.posteriors import ensemble, gaussian
-from dapcal.report import Axis, Picture, Subject
-from dapcal.report.png import image_png
 from dapcal.types import DapcalWarning
 
 COLUMNS = (

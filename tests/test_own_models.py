@@ -18,13 +18,13 @@ from dapcal.data import Labelled, split
 from dapcal.explain import explain
 from dapcal.gaussians import FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Bernoulli, Gaussian
+from dapcal.models.subject import Picture
 from dapcal.own import arrays, scores
 from dapcal.own import images as image_folders
 from dapcal.own import model as own_models
 from dapcal.own import networks as named_networks
+from dapcal.png import image_png
 from dapcal.report import write
-from dapcal.report.png import image_png
-from dapcal.report.subject import Picture
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.types.DapcalWarning")  # few held-out inputs are wrong
 

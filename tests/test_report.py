@@ -21,14 +21,15 @@ from cases import doubles
 from dapcal import calibrate, metrics
 from dapcal.data import Labelled, split
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian
+from dapcal.models.subject import Axis, Picture, Subject
+from dapcal.png import image_png, palette, palette_png
 from dapcal.posteriors import laplace
-from dapcal.report import Axis, Picture, Subject, write
+from dapcal.report import write
 from dapcal.report.figures import Plot, Scale
 from dapcal.report.findings import find
 from dapcal.report.headline import how_good, in_short
 from dapcal.report.outside import outside
 from dapcal.report.page import page
-from dapcal.report.png import image_png, palette, palette_png
 from dapcal.report.quality import LEVELS
 from dapcal.report.unseen import judges
 from dapcal.types import DapcalWarning

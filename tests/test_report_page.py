@@ -21,7 +21,8 @@ from dapcal.adjust import Reweight
 from dapcal.data import Labelled
 from dapcal.explain import Answer
 from dapcal.likelihoods import Categorical
-from dapcal.report import Subject, charts, sections, words
+from dapcal.models.subject import Subject
+from dapcal.report import charts, sections, words
 from dapcal.report.figures import Plot, Scale
 from dapcal.report.findings import find
 from dapcal.report.headline import how_far, in_short

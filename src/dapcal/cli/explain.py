@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dapcal.explain import Answer, Explanation
-    from dapcal.report.subject import Picture, Row, Subject
+    from dapcal.models.subject import Picture, Row, Subject
 
 
 def explain(

@@ -28,7 +28,7 @@ from dapcal.own.posteriors import TASKS, Progress, guessed_task, likelihood_of, 
 from dapcal.predictive import Prediction
 
 if TYPE_CHECKING:
-    from dapcal.report.subject import Picture, Row, Subject
+    from dapcal.models.subject import Picture, Row, Subject
 
 KIND = "model"
 KEPT_HELD_OUT = 2000
@@ -211,7 +211,7 @@ class OwnModel:
             new_name: what those are called.
             train: the training data of the calibration, where the file has not kept them.
         """
-        from dapcal.report.subject import Axis, Subject
+        from dapcal.models.subject import Axis, Subject
 
         train = self.train if train is None else train
         if train is None:
@@ -236,8 +236,8 @@ class OwnModel:
 
     def show(self, x: Tensor) -> list[Row | Picture]:
         """Inputs (N, ...) as a person sees them: images of one or three channels as pictures, else numbers by name."""
-        from dapcal.report.png import image_png
-        from dapcal.report.subject import Picture
+        from dapcal.models.subject import Picture
+        from dapcal.png import image_png
 
         if len(self.input_shape) == 3 and self.input_shape[0] in (1, 3) and x.is_floating_point():
             low, high = self.shades

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from dapcal.files import write_text
+from dapcal.models.subject import Axis, Picture, Row, Subject
 from dapcal.report.findings import find
 from dapcal.report.page import page
-from dapcal.report.subject import Axis, Picture, Row, Subject
 
 __all__ = ["Axis", "Picture", "Row", "Subject", "write"]
 

@@ -7,12 +7,12 @@ import math
 
 import torch
 
+from dapcal.png import palette, palette_png
 from dapcal.report.figures import HEIGHT, WIDTH, Plot, Scale, covering
 from dapcal.report.histograms import Histogram
 from dapcal.report.map import Map
 from dapcal.report.markup import tag, text
 from dapcal.report.numbers import number, percent
-from dapcal.report.png import palette, palette_png
 from dapcal.report.quality import BINS, LEVELS, ClassQuality, NumberQuality, Risk
 from dapcal.search import Curve
 

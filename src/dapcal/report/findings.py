@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.models.subject import Subject
 from dapcal.report.histograms import MOST_SAMPLED, SUSPICIOUS, Histogram, distance_histograms, score_histogram
 from dapcal.report.map import Map, plane
 from dapcal.report.numbers import number
@@ -18,7 +19,6 @@ from dapcal.report.outside import outside
 from dapcal.report.predictions import Answers, Predicted, predict
 from dapcal.report.quality import ComparedClasses, ComparedNumbers, compare
 from dapcal.report.strangest import Strange, strangest
-from dapcal.report.subject import Subject
 from dapcal.report.unseen import judges
 from dapcal.report.weights import Weights, weights_of
 from dapcal.search import Curve

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from dapcal.models.subject import Subject
 from dapcal.report.findings import Behaviour, Findings
 from dapcal.report.numbers import number, percent
 from dapcal.report.quality import LEVELS, ClassQuality
-from dapcal.report.subject import Subject
 from dapcal.report.words import cut
 
 _KOLMOGOROV = 1.36  # largest gap times √n that chance exceeds in 5 % of cases

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dapcal.calibrate import Calibrated
 from dapcal.likelihoods import ClassLikelihood
-from dapcal.report.subject import Axis, Subject
+from dapcal.models.subject import Axis, Subject
 from dapcal.report.unseen import sample
 from dapcal.types import Adjusted
 

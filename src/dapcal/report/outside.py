@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.report.subject import Subject
+from dapcal.models.subject import Subject
 from dapcal.report.unseen import sample
 
 

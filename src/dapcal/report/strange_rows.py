@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 
 from dapcal.explain import Column
+from dapcal.models.subject import Picture, Row
 from dapcal.report import words
 from dapcal.report.findings import Findings
 from dapcal.report.markup import cells, paragraph, scrolling, tag, text
 from dapcal.report.numbers import number
 from dapcal.report.strangest import Strange
-from dapcal.report.subject import Picture, Row
 
 _MOST_COLUMNS = 12
 _LARGEST_PICTURE = 40_000  # bytes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dapcal.explain import Explanation, explainer
-from dapcal.report.subject import Picture, Row, Subject
+from dapcal.models.subject import Picture, Row, Subject
 
 COUNT, NEIGHBOURS = 6, 3
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 from dapcal.explain import Answer
+from dapcal.models.subject import Subject
 from dapcal.report.findings import Findings
 from dapcal.report.histograms import Histogram
 from dapcal.report.map import Map, MapFrame
 from dapcal.report.numbers import number, percent
 from dapcal.report.quality import ClassQuality, ComparedClasses
 from dapcal.report.strangest import Strange
-from dapcal.report.subject import Subject
 from dapcal.report.weights import Weights
 
 

@@ -28,7 +28,7 @@ from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
 
 if TYPE_CHECKING:
-    from dapcal.report.subject import Axis, Subject
+    from dapcal.models.subject import Axis, Subject
 
 KIND = "table"
 _NUMBERS_AT_ONCE = 2**22  # outputs of all draws that a prediction holds at a time
@@ -161,7 +161,7 @@ class TableModel:
 
     def subject(self, title: str, new: Tensor | None = None, new_name: str = "new data") -> Subject:
         """What a report is about; `new` are further encoded rows."""
-        from dapcal.report.subject import Subject
+        from dapcal.models.subject import Subject
 
         numbers = self.target if isinstance(self.target, Numbers) else Numbers(0.0, 1.0)
         return Subject(
@@ -182,7 +182,7 @@ class TableModel:
 
     def _axes(self) -> tuple[Axis, Axis] | None:
         """Of a table of two numbers and nothing else."""
-        from dapcal.report.subject import Axis
+        from dapcal.models.subject import Axis
 
         columns = self.encoder.columns
         if len(columns) != 2 or not all(isinstance(column, Number) and not column.missing for column in columns):
