@@ -180,7 +180,7 @@ def test_a_loaded_posterior_predicts_the_same_to_the_last_bit(case, path):
     assert loaded.factor == calibrated.factor
     assert loaded.notes == calibrated.notes
     assert type(loaded.adjust) is type(calibrated.adjust)
-    for one, two in zip(loaded.curve, calibrated.curve, strict=True):
+    for one, two in zip(vars(loaded.curve).values(), vars(calibrated.curve).values(), strict=True):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(two))
 
 
@@ -268,18 +268,18 @@ def test_what_is_saved_beside_a_posterior_comes_back_without_a_model(path):
     about = {"columns": ["größe", "weight"], "scale": [0.1, 1e-300], "nested": {"empty": []}}
     further = {"train.x": X, "train.y": torch.arange(5)}
     artifact.save(calibrated, path, about, further)
-    notes = artifact.notes_of(path)
-    assert notes.about == about
-    assert notes.further.keys() == further.keys()
-    assert all(torch.equal(notes.further[name], further[name]) for name in further)
+    stored = artifact.open(path)
+    assert stored.about == about
+    assert stored.attachments.keys() == further.keys()
+    assert all(torch.equal(stored.attachments[name], further[name]) for name in further)
     assert_same(dapcal.load(path, network())(X), calibrated(X))
     calibrated.save(path)
-    assert artifact.notes_of(path) == ({}, {})
+    assert (artifact.open(path).about, artifact.open(path).attachments) == ({}, {})
 
 
 def test_what_could_not_be_loaded_is_not_saved(path):
-    with pytest.raises(ValueError, match=r"finite numbers in `further`, got NaN or inf in 'rows'; drop or impute"):
-        artifact.save(plain(), path, further={"rows": torch.tensor([1.0, math.nan])})
+    with pytest.raises(ValueError, match=r"finite `attachments`, got NaN or inf in 'rows'; drop or impute"):
+        artifact.save(plain(), path, attachments={"rows": torch.tensor([1.0, math.nan])})
     assert not path.exists()
 
 

@@ -275,7 +275,8 @@ def write(number):
                 with writer(folder / name) as append:
                     for _ in range(3):
                         append(pa.table({"a": [number] * (1000 + number)}))
-            dapcal.artifact.save(calibrated, folder / "t.dap", further={"mine": torch.full((1000 + number,), number)})
+            mine = {"mine": torch.full((1000 + number,), number)}
+            dapcal.artifact.save(calibrated, folder / "t.dap", attachments=mine)
     except BaseException:
         traceback.print_exc()
         failed.append(number)

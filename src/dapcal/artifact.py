@@ -2,9 +2,11 @@
 
 Stored: the posterior's draws and moments, the likelihood, projectors, training points, radii, φ, the calibration curve
 and held-out scores. Not stored: the network's code (give the model again) and callables of your own (a projector, a
-likelihood, a function that returns stacked predictions: give them again). Loading checks format, version, checksum,
-finiteness, and names, shapes and dtypes against the model. Whoever saves may add a description of their own (`about`)
-and further tensors, which come back by `notes_of`: what a table's columns mean, training rows to show.
+likelihood, a function that returns stacked predictions: give them again). Opening checks format, version, checksum and
+finiteness; loading checks names, shapes and dtypes against the model. Whoever saves may add a description (`about`) and
+tensors (`attachments`), which come back as they were: what a table's columns mean, training rows to show.
+
+What is stored of a class stands in the class (`dapcal.storing`).
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,70 +33,53 @@ from dapcal import (
     likelihoods,
     linear,
     neighbors,
+    networks,
     prior,
     projectors,
     scales,
     search,
 )
+from dapcal.adjust import reweight
 from dapcal.calibrate import Calibrated
 from dapcal.files import complete_or_absent
-from dapcal.networks import Layout, frozen_copy, same_weights
+from dapcal.networks import frozen_copy, same_weights
+from dapcal.posteriors import dropout, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.predictions import StackedPredictions
+from dapcal.storing import Stores
 
 FORMAT = "dapcal"
 VERSION = 1
-_FURTHER = "further."  # prefix of tensors that are not part of the posterior
+ROOMS: tuple[ModuleType, ...] = (
+    sys.modules[Calibrated.__module__], network, dropout, predictions, networks, prior, linear, adjust, reweight,
+    distances, neighbors, evidence, gaussians, likelihoods, projectors, scales, search,
+)  # fmt: skip
+"""Where the classes live that may be stored, found by their names."""
 
-_STORED: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        Calibrated, NetworkPosterior, DropoutPosterior, StackedPredictions, Layout, prior.Prior,
-        linear.LastLayer, linear.Linearised,
-        adjust.Inflate, adjust.Unconditional, adjust.Reweight, adjust.MomentMatched, adjust.Transport,
-        adjust.ClosedForm, adjust.SelfNormalised, adjust.PriorMonteCarlo,
-        distances.Distance, distances.FittedSpace, distances.Radius,
-        distances.NearestNeighbor, distances.Hausdorff, distances.MMD, neighbors.TorchIndex,
-        evidence.Evidence,
-        gaussians.DiagonalGaussian, gaussians.FullGaussian, gaussians.KroneckerGaussian, gaussians.Block,
-        gaussians.LowRankGaussian,
-        likelihoods.Categorical, likelihoods.Bernoulli, likelihoods.Gaussian, likelihoods.NoiseHead,
-        projectors.Identity, projectors.LayerFeatures, projectors.FourierFeatures, projectors.VaeEncoder,
-        scales.Exp, scales.Softplus, scales.ScaledSigmoid, search.Curve,
-    )
-}  # fmt: skip
-_GIVEN_AGAIN = {"model": "model", "function": "model", "projector": "projector", "likelihood": "likelihood"}
-
-
-class Notes(NamedTuple):
-    """What was saved beside a calibrated posterior."""
-
-    about: dict[str, Any]  # as JSON holds it
-    further: dict[str, Tensor]
+_ATTACHED = "further."  # prefix of tensors that are not part of the posterior
 
 
 def save(
     calibrated: Calibrated,
     path: str | Path,
     about: Mapping[str, Any] | None = None,
-    further: Mapping[str, Tensor] | None = None,
+    attachments: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the file, complete or not at all.
 
     Args:
         calibrated: what is saved.
         path: the file; an earlier one of that name is replaced at the very end.
-        about: anything that JSON can hold, for `notes_of`.
-        further: finite tensors, for `notes_of`.
+        about: anything that JSON can hold, for `Stored.about`.
+        attachments: finite tensors, for `Stored.attachments`.
     """
     tensors: dict[str, Tensor] = {}
-    for name, tensor in (further or {}).items():
+    for name, tensor in (attachments or {}).items():
         if not tensor.isfinite().all():  # loading would take it for a damaged file
-            raise ValueError(f"Expected finite numbers in `further`, got NaN or inf in {name!r}; drop or impute them")
+            raise ValueError(f"Expected finite `attachments`, got NaN or inf in {name!r}; drop or impute them")
     _check_features(calibrated)
     tree = _pack(calibrated, "calibrated", tensors)
-    tensors |= {f"{_FURTHER}{name}": t.detach().cpu().contiguous().clone() for name, t in (further or {}).items()}
+    tensors |= {f"{_ATTACHED}{name}": t.detach().cpu().contiguous().clone() for name, t in (attachments or {}).items()}
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
     metadata = {"dapcal": description, "sha256": _digest(description, tensors)}
     try:
@@ -110,6 +97,7 @@ def load(
     model: nn.Module | Callable[[Tensor], Tensor],
     projector: Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     likelihood: likelihoods.Likelihood | None = None,
+    device: str | torch.device | None = None,
 ) -> Calibrated:
     """Read what `Calibrated.save` wrote.
 
@@ -118,20 +106,52 @@ def load(
         model: the network (its weights do not matter), or the function of `StackedPredictions`.
         projector: the callable, where the distance uses one of your own; several by the name of their space.
         likelihood: where it is one of your own.
+        device: where predictions run; by default where the model is.
     """
-    description, tensors = _read(Path(path))
-    reader = _Reader(tensors, model, projector, likelihood, _device_of(model), path)
-    calibrated = reader.unpack(description["tree"], "calibrated")
-    if not isinstance(calibrated, Calibrated):
-        raise ValueError(f"{path} does not hold a calibrated posterior")
-    return calibrated
+    return open(path).calibrated(model, projector, likelihood, device)
 
 
-def notes_of(path: str | Path) -> Notes:
-    """What was saved beside the posterior; no model is needed for it."""
+def open(path: str | Path) -> Stored:
+    """Read and check a file, once: what stands beside the posterior needs no model."""
     description, tensors = _read(Path(path))
-    further = {n.removeprefix(_FURTHER): t for n, t in tensors.items() if n.startswith(_FURTHER)}
-    return Notes(description.get("about", {}), further)
+    attachments = {n.removeprefix(_ATTACHED): t for n, t in tensors.items() if n.startswith(_ATTACHED)}
+    own = {n: t for n, t in tensors.items() if not n.startswith(_ATTACHED)}
+    return Stored(path, description.get("about", {}), attachments, description["tree"], own)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored:
+    """A file that was read and found to be whole.
+
+    Attributes:
+        path: where it was read.
+        about: what whoever saved it says of it, as JSON holds it.
+        attachments: tensors that were saved beside the posterior.
+    """
+
+    path: str | Path
+    about: dict[str, Any]
+    attachments: dict[str, Tensor]
+    tree: Any
+    tensors: dict[str, Tensor]
+
+    def calibrated(
+        self,
+        model: nn.Module | Callable[[Tensor], Tensor],
+        projector: Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        likelihood: likelihoods.Likelihood | None = None,
+        device: str | torch.device | None = None,
+    ) -> Calibrated:
+        """The calibrated posterior; arguments as in `load`."""
+        if device is not None and isinstance(model, nn.Module):
+            model = frozen_copy(model).to(device)
+        place = _device_of(model) if device is None else torch.device(device)
+        calibrated = _Reader(self.tensors, model, projector, likelihood, place, self.path).unpack(
+            self.tree, "calibrated"
+        )
+        if not isinstance(calibrated, Calibrated):
+            raise ValueError(f"{self.path} does not hold a calibrated posterior")
+        return calibrated
 
 
 def _check_features(calibrated: Calibrated) -> None:
@@ -154,10 +174,11 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, float):
         return {"float": value.hex()}
-    if _STORED.get(type(value).__name__) is type(value):
+    stores = _stores(value)
+    if stores is not None:
         return {
             "kind": type(value).__name__,
-            "fields": {n: _pack_field(value, n, path, tensors) for n in _fields(value)},
+            "fields": {n: _pack_field(value, n, stores, path, tensors) for n in _fields(value)},
         }
     if isinstance(value, tuple | list):
         return {"tuple": [_pack(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]}
@@ -169,14 +190,28 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _pack_field(owner: Any, name: str, path: str, tensors: dict[str, Tensor]) -> Any:
+def _pack_field(owner: Any, name: str, stores: Stores, path: str, tensors: dict[str, Tensor]) -> Any:
     value = getattr(owner, name)
-    if isinstance(owner, projectors.LayerFeatures) and name == "network":
+    if name == stores.network:
         return {"network": True}
-    if name in _GIVEN_AGAIN and _STORED.get(type(value).__name__) is not type(value):
+    if name in stores.given and _stores(value) is None:
         label = getattr(owner, "name", name) if name == "projector" else name
-        return {"given": _GIVEN_AGAIN[name], "label": label, "type": type(value).__name__}
+        return {"given": stores.given[name], "label": label, "type": type(value).__name__}
     return _pack(value, f"{path}.{name}", tensors)
+
+
+def _stores(value: Any) -> Stores | None:
+    """What is stored of an object; None for one whose class may not be, or is not dapcal's own."""
+    kind = type(value)
+    return getattr(kind, "stores", None) if _kind(kind.__name__) is kind else None
+
+
+def _kind(name: str) -> type | None:
+    """The class of this name that may be stored."""
+    found = (vars(room).get(name) for room in ROOMS)
+    return next(
+        (kind for kind in found if isinstance(kind, type) and isinstance(vars(kind).get("stores"), Stores)), None
+    )
 
 
 def _fields(value: Any) -> list[str]:
@@ -220,7 +255,7 @@ class _Reader:
             return self.posterior.network
         if "given" in node:
             return self._given(node)
-        kind = _STORED.get(node.get("kind"))
+        kind = _kind(node.get("kind"))
         if kind is None:
             raise ValueError(f"The file holds an unknown part {node.get('kind')!r} at {path}")
         built = kind(**{name: self.unpack(part, f"{path}.{name}") for name, part in node["fields"].items()})

@@ -34,6 +34,7 @@ from dapcal.predictive import Prediction
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
 from dapcal.spaces import Measured, measure
+from dapcal.storing import Stores
 from dapcal.types import Adjustment, DapcalWarning, Ensemble, Posterior, Scale
 
 if TYPE_CHECKING:
@@ -160,6 +161,8 @@ class Calibrated:
         notes: what was decided on the way, in words.
         example: one training input, for the shape and dtype that inputs must have.
     """
+
+    stores = Stores()
 
     posterior: Posterior
     distance: Distance

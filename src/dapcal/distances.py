@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dapcal.neighbors import TorchIndex
 from dapcal.projectors import Features, ProjectorRecipe, fitted, median_distance, project
+from dapcal.storing import Stores
 from dapcal.types import DapcalWarning, Metric, NeighborIndex, Posterior, Projector
 
 UNIT_QUANTILE = 0.95
@@ -66,6 +67,8 @@ def mmd(points: Tensor, *, length_scale: float | None = None, seed: int = 0, mem
 class NearestNeighbor:
     """d0(x*) = ‖z* − z_(k)‖, and for sets max or Σ over their points (paper, eq. d0_nn)."""
 
+    stores = Stores()
+
     index: NeighborIndex
     k: int
     over: str
@@ -87,6 +90,8 @@ class NearestNeighbor:
 class Hausdorff:
     """max(max_ξ min_x ‖ξ − x‖, max_x min_ξ ‖ξ − x‖). With ξ = [x*, training set] the second term vanishes."""
 
+    stores = Stores()
+
     index: TorchIndex
 
     def __call__(self, points: Tensor) -> Tensor:
@@ -106,6 +111,8 @@ class MMD:
 
     For m new points among N training points the difference of means is m/(N + m) · (μ[ξ] − μ[x]).
     """
+
+    stores = Stores()
 
     points: Tensor
     length_scale: float
@@ -140,6 +147,8 @@ class MMD:
 @dataclass(frozen=True)
 class Radius:
     """d0 = max(0, (raw − start)/unit): nothing inside a typical in-distribution distance is far."""
+
+    stores = Stores()
 
     start: float
     unit: float
@@ -207,6 +216,8 @@ class Space:
 class FittedSpace:
     """One projector, one metric, one radius."""
 
+    stores = Stores(given={"projector": "projector"})
+
     name: str
     projector: Projector
     metric: Metric
@@ -235,6 +246,8 @@ class FittedSpace:
 @dataclass(frozen=True, eq=False)
 class Distance:
     """The largest d0 over one or more fitted spaces."""
+
+    stores = Stores()
 
     spaces: tuple[FittedSpace, ...]
 

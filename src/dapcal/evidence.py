@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dapcal.distances import FittedSpace
 from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.storing import Stores
 from dapcal.types import Ensemble
 
 
@@ -25,6 +26,8 @@ class Evidence:
         scale: its 95 % quantile minus the median, floored, (M,).
         held_out: scores of further held-out inputs, ascending, (n,).
     """
+
+    stores = Stores()
 
     further: tuple[FittedSpace, ...]
     center: Tensor

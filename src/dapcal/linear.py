@@ -24,6 +24,7 @@ from dapcal.networks import (
 )
 from dapcal.prior import Prior
 from dapcal.projectors import LayerFeatures
+from dapcal.storing import Stores
 
 if TYPE_CHECKING:
     from dapcal.posteriors.network import NetworkPosterior
@@ -59,6 +60,8 @@ class LastLayer:
         layer: its name.
         bias: whether it has one.
     """
+
+    stores = Stores()
 
     layer: str
     bias: bool
@@ -110,6 +113,8 @@ class LastLayer:
 @dataclass(frozen=True)
 class Linearised:
     """The network replaced by its first-order expansion at the mean, f + J (θ − μ) (Immer et al. 2021)."""
+
+    stores = Stores()
 
     def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
         """One Jacobian for all draws."""

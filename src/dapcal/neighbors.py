@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dapcal.storing import Stores
+
 _ROUNDOFF = {
     "highest": 2**-24,
     "high": 2**-11,
@@ -27,6 +29,8 @@ class TorchIndex:
         points: training points (T, P).
         memory: bytes that a search may take beside points and queries, about.
     """
+
+    stores = Stores()
 
     points: Tensor
     memory: int = 2**28

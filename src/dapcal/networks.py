@@ -17,12 +17,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dapcal.storing import Stores
+
 MEMORY = 2**28  # bytes of activations that one step may take, about
 
 
 @dataclass(frozen=True)
 class Layout:
     """Names and shapes of the parameters in a flat vector, in order."""
+
+    stores = Stores()
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
+from dapcal.storing import Stores
+
 Aware = str | Sequence[str] | Mapping[str, float]
 """Which parameters the distance widens: name patterns, or patterns with a factor on the distance each."""
 
@@ -20,6 +22,8 @@ class Prior:
     A group with a = 0 keeps its ordinary prior (the paper's toy regression: the noise network). The paper's main
     text has one group with a = 1.
     """
+
+    stores = Stores()
 
     labels: tuple[str, ...]  # G
     sigma0: Tensor  # (G,) float64

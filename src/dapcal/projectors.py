@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.networks import execution_order, first_input, unfused
+from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
 
 
@@ -56,6 +57,8 @@ def project(projector: Projector, x: Tensor, batch_size: int = 512) -> Tensor:
 class Identity:
     """The inputs themselves, flattened."""
 
+    stores = Stores()
+
     def __call__(self, x: Tensor) -> Tensor:
         """Z = x."""
         return x.flatten(1).to(torch.get_default_dtype()) if not x.is_floating_point() else x.flatten(1)
@@ -91,6 +94,8 @@ class Features:
 @dataclass(frozen=True, eq=False)
 class LayerFeatures:
     """What enters `layer` of a network in evaluation mode, flattened, or `pool`ed: (N, C, ...) averaged to (N, C)."""
+
+    stores = Stores(network="network")
 
     network: nn.Module
     layer: str
@@ -196,6 +201,8 @@ class RandomFourier:
 class FourierFeatures:
     """z = √(2/D) cos(Wᵀx + b): inner products approximate exp(−‖x − x'‖²/(2ℓ²))."""
 
+    stores = Stores()
+
     frequencies: Tensor  # (P, D)
     phases: Tensor  # (D,)
 
@@ -262,6 +269,8 @@ class Vae:
 @dataclass(frozen=True, eq=False)
 class VaeEncoder:
     """The encoder's mean."""
+
+    stores = Stores()
 
     center: Tensor
     scale: Tensor

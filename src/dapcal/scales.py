@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dapcal.storing import Stores
+
 
 @dataclass(frozen=True)
 class Exp:
@@ -15,6 +17,8 @@ class Exp:
     >>> Exp()(torch.tensor(0.0)).item()
     1.0
     """
+
+    stores = Stores()
 
     def __call__(self, phi: Tensor) -> Tensor:
         """g(φ)."""
@@ -29,6 +33,8 @@ class Exp:
 class Softplus:
     """g(φ) = log(1 + exp(φ)): like exp for small factors, linear for large ones."""
 
+    stores = Stores()
+
     def __call__(self, phi: Tensor) -> Tensor:
         """g(φ)."""
         return torch.nn.functional.softplus(phi)
@@ -41,6 +47,8 @@ class Softplus:
 @dataclass(frozen=True)
 class ScaledSigmoid:
     """g(φ) = upper / (1 + exp(−φ)): the factor stays under `upper`."""
+
+    stores = Stores()
 
     upper: float
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dapcal.storing import Stores
 from dapcal.types import DapcalWarning, Scale
 
 
-class Curve(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Curve:
     """All values of φ that were tried, ascending, with the loss and the held-out negative log-likelihood."""
+
+    stores = Stores()
 
     phi: Tensor  # (M,)
     loss: Tensor  # (M,)

@@ -14,12 +14,15 @@ from torch import Tensor
 
 from dapcal.adjust.base import outputs_with_spread
 from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
+from dapcal.storing import Stores
 from dapcal.types import Adjusted, Ensemble, Posterior
 
 
 @dataclass(frozen=True)
 class Unconditional:
     """Mean and variance of the training targets: what is known of a target without its input."""
+
+    stores = Stores()
 
     mean: tuple[float, ...]  # K
     variance: tuple[float, ...]  # K
@@ -55,6 +58,8 @@ class Inflate:
         drawn: push the draws instead of the closed form.
         limit: of the closed form in regression; `calibrate` sets it by default.
     """
+
+    stores = Stores()
 
     drawn: bool = False
     limit: Unconditional | None = None

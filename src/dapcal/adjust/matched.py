@@ -30,6 +30,7 @@ from dapcal.ensembles import base_ensemble
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Prior
+from dapcal.storing import Stores
 from dapcal.types import Adjusted, Ensemble, Posterior
 
 _LEVELS = 64  # kept between calls, two numbers for each parameter
@@ -52,6 +53,8 @@ class MomentMatched:
             None goes on while k̂ falls.
         rounds: accepted maps at most.
     """
+
+    stores = Stores()
 
     normalise: bool = False
     step: float | None = 0.1

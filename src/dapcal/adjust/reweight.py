@@ -24,6 +24,7 @@ from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Prior
+from dapcal.storing import Stores
 from dapcal.types import Adjusted, Ensemble, Posterior
 
 
@@ -38,6 +39,8 @@ class Normaliser(Protocol):
 @dataclass(frozen=True)
 class ClosedForm:
     """log Z in closed form, for Gaussian posteriors (the paper's appendix)."""
+
+    stores = Stores()
 
     def __call__(self, posterior: Posterior) -> Callable[[Tensor], Tensor]:
         """Tabulated in log((σ0 + d)/σ0), on which log Z is smooth: each parameter is touched a few dozen times."""
@@ -60,6 +63,8 @@ class ClosedForm:
 @dataclass(frozen=True)
 class SelfNormalised:
     """Z by the posterior mean over the same draws (the paper's identity): weights sum to one, always."""
+
+    stores = Stores()
 
     def __call__(self, posterior: Posterior) -> Callable[[Tensor], Tensor]:
         """log mean_s exp(½ Σ c ‖θ_s‖²)."""
@@ -86,6 +91,8 @@ class PriorMonteCarlo:
         levels: distances evaluated in one call.
         seed: of the draws, the same noise for both priors.
     """
+
+    stores = Stores()
 
     x: Tensor
     y: Tensor
@@ -143,6 +150,8 @@ class Reweight:
             min(W, 1)·p̂ + (1 − min(W, 1))/K with p̂ self-normalised (classification).
         smooth: Pareto-smooth the largest weights.
     """
+
+    stores = Stores()
 
     normaliser: Normaliser = field(default_factory=ClosedForm)
     normalise: bool = False

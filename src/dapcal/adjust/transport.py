@@ -16,6 +16,7 @@ from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.storing import Stores
 from dapcal.types import Adjusted, Ensemble, Posterior
 
 
@@ -34,6 +35,8 @@ class Transport:
         drawn: move the draws also where outputs are linear in the parameters (a last layer, a linearised network) and
             the variance has a closed form. This is what a joint prediction needs.
     """
+
+    stores = Stores()
 
     shift: bool = False
     step: float | None = 0.1

@@ -20,7 +20,7 @@ def load(path: Path, factory: str | None, device: str) -> TableModel | OwnModel:
     """A table's model loads by itself; a network of one's own needs its code. Both have `inputs` and `subject`."""
     from dapcal import artifact
 
-    if artifact.notes_of(path).about.get("kind") == "model":
+    if artifact.open(path).about.get("kind") == "model":
         from dapcal.own import model as own_models
 
         return own_models.load(path, factory, device)

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from dapcal.gaussians.base import check_mean, log_expectation_terms, stretch
 from dapcal.prior import Prior
+from dapcal.storing import Stores
 
 
 @dataclass(frozen=True, eq=False)
 class DiagonalGaussian:
     """N(μ, diag σ²)."""
+
+    stores = Stores()
 
     mean: Tensor  # (P,)
     variance: Tensor  # (P,)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dapcal.gaussians.base import check_mean, log_expectation_terms
 from dapcal.prior import Prior
+from dapcal.storing import Stores
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +21,8 @@ class FullGaussian:
     is stretched along U, and the rest follows by Σ_{rest,A} Σ_AA⁻¹. With several groups the decomposition of
     C^½ Σ_AA C^½ is made for each c.
     """
+
+    stores = Stores()
 
     mean: Tensor  # (P,)
     covariance: Tensor  # (P, P)

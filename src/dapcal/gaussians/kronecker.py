@@ -16,11 +16,14 @@ from torch import Tensor
 from dapcal.gaussians.base import check_mean
 from dapcal.gaussians.diagonal import Coordinates, DiagonalGaussian
 from dapcal.prior import Prior
+from dapcal.storing import Stores
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """Parameters that form a matrix, and the orthonormal bases of its rows and columns."""
+
+    stores = Stores()
 
     index: Tensor  # (rows, columns) positions in the flat parameter vector
     left: Tensor  # (rows, rows) eigenvectors U, in columns
@@ -36,6 +39,8 @@ class KroneckerGaussian:
         variance: along the rotated coordinates, where (Uᵀ X V)[i, j] takes the place of X[i, j].
         blocks: disjoint blocks; a parameter in none of them is its own coordinate.
     """
+
+    stores = Stores()
 
     mean: Tensor  # (P,)
     variance: Tensor  # (P,)

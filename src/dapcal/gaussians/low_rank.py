@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dapcal.gaussians.base import check_mean
 from dapcal.prior import Prior
+from dapcal.storing import Stores
 
 MARGIN = 2.0**-26  # c Σ stays this far under I: rounding in E = I − C diag(v) comes back divided by E
 FLOOR = 1e-12  # least share of v in a parameter's own variance, where a draw is divided by √v
@@ -28,6 +29,8 @@ class LowRankGaussian:
     Where Σ is wider than the prior in some direction, αΣ takes its place in log Z and in the map that moves draws and
     mean, with the largest α <= 1 that brings it inside the prior: c = 0 stays the exact identity.
     """
+
+    stores = Stores()
 
     mean: Tensor  # (P,)
     variance: Tensor  # (P,)

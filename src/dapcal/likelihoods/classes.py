@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dapcal.likelihoods.base import Likelihood
+from dapcal.storing import Stores
 from dapcal.types import Conditional, Ensemble
 
 
@@ -96,6 +97,8 @@ class ClassLikelihood(Likelihood):
 class Categorical(ClassLikelihood):
     """K classes, outputs are K logits (N, K)."""
 
+    stores = Stores()
+
     temperature: float = 1.0
 
     def class_logits(self, outputs: Tensor) -> Tensor:
@@ -127,6 +130,8 @@ class Categorical(ClassLikelihood):
 @dataclass(frozen=True)
 class Bernoulli(ClassLikelihood):
     """Two classes, outputs are one logit of class 1 (N, 1); probabilities have two columns."""
+
+    stores = Stores()
 
     temperature: float = 1.0
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from dapcal.likelihoods.base import Interval, Likelihood
+from dapcal.storing import Stores
 from dapcal.types import Conditional, Ensemble
 
 
@@ -73,6 +74,8 @@ class NormalLikelihood(Likelihood):
 class Gaussian(NormalLikelihood):
     """Targets with one noise level, learnt with the network; outputs are the K locations (N, K)."""
 
+    stores = Stores()
+
     noise: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
@@ -110,6 +113,8 @@ class NoiseHead(NormalLikelihood):
 
     The noise's standard deviation is softplus(raw) + floor, times `factor`. Only the locations are inflated.
     """
+
+    stores = Stores()
 
     factor: float = 1.0
     floor: float = 1e-3

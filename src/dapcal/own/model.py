@@ -111,14 +111,15 @@ def load(path: str | Path, network: nn.Module | str | None, device: str = "cpu")
             not heeded, as importing code that a file names would let the file choose what runs.
         device: where predictions run.
     """
-    about, further = artifact.notes_of(path)
+    stored = artifact.open(path)
+    about, further = stored.about, stored.attachments
     if about.get("kind") != KIND:
         other = "a table's model; use dapcal predict" if about.get("kind") == "table" else None
         raise ValueError(f"{path} holds {other or 'nothing that dapcal calibrate wrote; load it with dapcal.load'}")
     if network is None:
         raise ValueError(f"{path} holds no code: give its model, as when it was made, by --model {about['factory']!r}")
     made = made_by(network) if isinstance(network, str) else network
-    calibrated = artifact.load(path, moved(made, device))
+    calibrated = stored.calibrated(moved(made, device))
     sets = {
         name: _on(Labelled(further[f"{name}.x"], further[f"{name}.y"]), calibrated.example.device)
         for name in ("held_out", "train")
@@ -162,7 +163,7 @@ class OwnModel:
         further = {"held_out.x": self.held_out.x, "held_out.y": self.held_out.y}
         if self.train is not None:
             further |= {"train.x": self.train.x, "train.y": self.train.y}
-        artifact.save(self.calibrated, path, about=about, further=further)
+        artifact.save(self.calibrated, path, about, further)
 
     @property
     def task(self) -> str:

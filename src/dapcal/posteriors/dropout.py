@@ -18,6 +18,7 @@ from torch.func import functional_call
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import as_tensor, check_outputs, frozen_copy, unfused
 from dapcal.posteriors.entry import check
+from dapcal.storing import Stores
 from dapcal.types import DapcalWarning
 
 BATCH = 512  # inputs per forward pass
@@ -77,6 +78,8 @@ class DropoutPosterior:
         draws: S.
         seed: of the masks.
     """
+
+    stores = Stores(given={"model": "model", "likelihood": "likelihood"})
 
     model: nn.Module
     likelihood: Likelihood

@@ -16,6 +16,7 @@ from dapcal.linear import Linear, OutputsOf
 from dapcal.moments import OutputMoments
 from dapcal.networks import Layout, evaluate
 from dapcal.prior import Aware, Prior, make_prior
+from dapcal.storing import Stores
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,8 @@ class NetworkPosterior:
         linear: how outputs follow linearly from the parameters (a last layer, a linearised network); None for draws
             that run through the network.
     """
+
+    stores = Stores(given={"model": "model", "likelihood": "likelihood"})
 
     model: nn.Module
     likelihood: Likelihood

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.likelihoods import Likelihood
+from dapcal.storing import Stores
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,8 @@ class StackedPredictions:
         function: inputs (N, ...) to outputs (S, N, C); must give the same draws on every call.
         likelihood: p(y | outputs).
     """
+
+    stores = Stores(given={"function": "model", "likelihood": "likelihood"})
 
     function: Callable[[Tensor], Tensor]
     likelihood: Likelihood

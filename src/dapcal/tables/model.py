@@ -220,7 +220,8 @@ class TableModel:
 
 def load(path: str | Path, device: str = "cpu") -> TableModel:
     """Read what `TableModel.save` wrote."""
-    about, further = artifact.notes_of(path)
+    stored = artifact.open(path)
+    about, further = stored.about, stored.attachments
     if about.get("kind") != KIND:
         raise ValueError(_not_a_table(path, about))
     encoder, target = encoder_from_json(about["encoder"]), target_from_json(about["target"])
@@ -228,7 +229,7 @@ def load(path: str | Path, device: str = "cpu") -> TableModel:
     network = recipes.network(encoder.width, _outputs(target), recipe).to(torch.device(device))
     sets = {name: Labelled(further[f"{name}.x"].to(device), further[f"{name}.y"].to(device)) for name in _SETS}
     return TableModel(
-        artifact.load(path, network), encoder, target, recipe, sets["train"], sets["held_out"], tuple(about["notes"])
+        stored.calibrated(network), encoder, target, recipe, sets["train"], sets["held_out"], tuple(about["notes"])
     )
 
 
