@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from dapcal.adjust import Inflate, MomentMatched
 from dapcal.adjust.base import is_closed, outputs_with_spread
 from dapcal.adjust.inflate import unconditional
 from dapcal.adjust.reweight import Reweight
-from dapcal.data import Data, Labelled, check_inputs, gather, split
+from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.ensembles import base_ensemble, base_of, base_on, closed_ensemble, moments_of
@@ -29,8 +29,9 @@ from dapcal.gap import GapCrossValidation
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.likelihoods.normal import NormalLikelihood
 from dapcal.losses import LogMarginal, LogPredictive, Loss, Problem, Target
+from dapcal.moving import moved
 from dapcal.ood_inputs import Chosen, Given, HeldOut, Misclassified, OODInputs
-from dapcal.predictive import Prediction
+from dapcal.predictive import Prediction, joined
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
 from dapcal.spaces import Measured, measure
@@ -84,7 +85,8 @@ def calibrate(
     adjust, loss, scale = _options(adjust, loss, scale, temperature)
     closed = is_closed(adjust, posterior)
     train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"), closed)
-    first, second = (held.subset(rows) for rows in split(len(held.x), torch.Generator().manual_seed(seed)))
+    rows = split(len(held.x), torch.Generator().manual_seed(seed))
+    first, second = (held.subset(half) for half in rows)
     if is_default and isinstance(posterior.likelihood, NormalLikelihood):
         adjust = Inflate(limit=unconditional(train_data.y))
     if temperature:
@@ -143,6 +145,8 @@ def calibrate(
             f"calibrated on {chosen.origin}",
         ),
         example=train_data.x[:1].clone(),
+        chooses=rows[0],
+        judges=rows[1],
     )
 
 
@@ -160,6 +164,8 @@ class Calibrated:
         curve: loss and held-out NLL over φ.
         notes: what was decided on the way, in words.
         example: one training input, for the shape and dtype that inputs must have.
+        chooses: rows of the held-out data that chose φ, the radius and scales; None in files of earlier versions.
+        judges: rows of the held-out data that p-values are read from; on these nothing was chosen.
     """
 
     stores = Stores()
@@ -173,12 +179,37 @@ class Calibrated:
     curve: Curve
     notes: tuple[str, ...]
     example: Tensor
+    chooses: Tensor | None = None
+    judges: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
         check_inputs(x, "x", like=self.example)
         raw = self.distance.raw(x)
         return self._predict(x, raw, self.distance.combine(raw), is_joint=False)
+
+    def predict(self, data: Tensor | Data, batch_size: int = 512) -> Prediction:
+        """Predictions at any number of inputs, a batch at a time; targets beside them are not looked at.
+
+        Memory: the outputs of all draws at all inputs come back, S × N × C numbers; `batches` hands them out one by
+        one.
+
+        Args:
+            data: inputs (N, ...), (inputs, targets), a Dataset or a DataLoader.
+            batch_size: inputs at a time, where the data are not a DataLoader.
+        """
+        return joined(self.batches(data, batch_size))
+
+    def batches(self, data: Tensor | Data, batch_size: int = 512) -> Iterator[Prediction]:
+        """The same batch by batch, in main memory."""
+        if batch_size < 1:
+            raise ValueError(f"Expected `batch_size` >= 1, got {batch_size}")
+        for x in inputs_of(data, batch_size):
+            yield self(x.to(self.example.device)).cpu()
+
+    def to(self, device: str | torch.device) -> Calibrated:
+        """The same with everything on another device."""
+        return moved(self, torch.device(device))
 
     def joint(self, x: Tensor) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
@@ -229,7 +260,7 @@ class Calibrated:
             pre_distance=pre_distance,
             distance=distance,
             ood_score=score.to(ensemble.outputs.dtype),
-            ood_p_value=self.evidence.p_value(score).to(ensemble.outputs.dtype),
+            ood_p_value=self.evidence.p_value(score),  # float64: a p-value is a share of whole numbers
             contracted=0 if gaussian is None or prior is None else gaussian.contracted(prior),
             is_joint=is_joint,
         )

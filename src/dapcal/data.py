@@ -135,6 +135,22 @@ def pairs_of(loader: DataLoader, name: str) -> Iterator[tuple[Tensor, Tensor]]:
         raise ValueError(f"Expected at least one input in `{name}`, got none")
 
 
+def inputs_of(data: Any, batch_size: int) -> Iterator[Tensor]:
+    """Batches of inputs, with or without targets beside them."""
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+        data = data[0]
+    if isinstance(data, Tensor):
+        yield from check_inputs(data, "data").split(batch_size)
+        return
+    if not isinstance(data, DataLoader | Dataset):
+        raise TypeError(
+            f"Expected `data` as inputs, (inputs, targets), a Dataset or a DataLoader, got {_describe(data)}"
+        )
+    with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one
+        for batch in data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size):
+            yield check_inputs(batch[0] if isinstance(batch, tuple | list) else batch, "data")
+
+
 def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
     batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
     with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one

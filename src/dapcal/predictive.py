@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
 from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, Split, expectation
-from dapcal.types import Ensemble
+from dapcal.types import Conditional, Ensemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,44 @@ class Prediction:
 
     def __len__(self) -> int:
         return self.ensemble.outputs.shape[1]
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | Tensor) -> Prediction:
+        """The prediction at some of the inputs; a single row is a prediction at one input."""
+        if isinstance(rows, int):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"Expected a row between 0 and {len(self) - 1}, got {rows}")
+            rows = [rows % len(self)]
+        index = rows if isinstance(rows, slice) else torch.as_tensor(rows)
+        return self._map(lambda value, axis: value[(slice(None),) * axis + (index,)])
+
+    def cpu(self) -> Prediction:
+        """The same with all tensors in main memory."""
+        return self._map(lambda value, _: value.cpu())
+
+    def columns(self, *, level: float = 0.95, alpha: float = 0.05) -> dict[str, np.ndarray]:
+        """Plain arrays by name, one row an input: what tables and services show.
+
+        Classes: `prediction`, the most likely class; `probability`, (N, K); `epistemic` and `aleatoric`, the two parts
+        of 1 − Σ p². Targets: `prediction`, `lower` and `upper` of the interval that holds the target with probability
+        `level`, `epistemic` and `aleatoric` as standard deviations, (N, K) each. Both: `distance`, `ood_score`,
+        `ood_p_value`, and `ood`, whether that is at most `alpha`.
+
+        Args:
+            level: of the intervals.
+            alpha: share of ordinary inputs that may be called out of distribution.
+        """
+        named = {
+            **self.likelihood.columns(self.ensemble, self.base_ensemble, _check_level(level)),
+            "distance": self.distance,
+            "ood_score": self.ood_score,
+        }
+        shown = {n: self._like_outputs(value) if value.is_floating_point() else value for n, value in named.items()}
+        judged = {"ood_p_value": self.ood_p_value, "ood": self.ood_p_value <= alpha}
+        return {name: value.cpu().numpy() for name, value in {**shown, **judged}.items()}
+
+    def __repr__(self) -> str:
+        flagged = int((self.ood_p_value <= 0.05).sum())
+        return f"Prediction({len(self)} inputs, {type(self.likelihood).__name__}, {flagged} with p-values up to 0.05)"
 
     @property
     def base(self) -> Prediction:
@@ -156,6 +196,12 @@ class Prediction:
             contracted=self.contracted,
         )
 
+    def _map(self, change: Callable[[Tensor, int], Tensor]) -> Prediction:
+        """Every tensor changed; `change` is told which of its axes are the inputs."""
+        ensembles = _mapped(self.ensemble, change), _mapped(self.base_ensemble, change)
+        per_input: dict[str, Any] = {name: change(getattr(self, name), 0) for name in PER_INPUT}
+        return replace(self, ensemble=ensembles[0], base_ensemble=ensembles[1], **per_input)
+
     @cached_property
     def _split(self) -> Split:
         return self.likelihood.split(self.ensemble, self.base_ensemble)
@@ -166,6 +212,48 @@ class Prediction:
     def _like_outputs(self, value: Tensor) -> Tensor:
         dtype = self.ensemble.outputs.dtype
         return value.to(torch.promote_types(dtype, torch.float32))
+
+
+PER_INPUT = ("pre_distance", "distance", "ood_score", "ood_p_value")
+
+
+def joined(predictions: Iterable[Prediction]) -> Prediction:
+    """Independent predictions of several batches as one."""
+    parts = list(predictions)
+    first = parts[0]
+    if any(part.is_joint for part in parts):
+        raise ValueError("A joint prediction is of one set of inputs; it cannot be joined to another")
+
+    def cat(values: Sequence[Any], axis: int) -> Any:
+        return None if values[0] is None else torch.cat(list(values), axis)
+
+    def ensemble(several: Sequence[Ensemble]) -> Ensemble:
+        conditional = Conditional(*(cat(v, 1) for v in zip(*(e.conditional for e in several), strict=True)))
+        return Ensemble(
+            outputs=cat([e.outputs for e in several], 1),
+            conditional=conditional,
+            log_weights=cat([e.log_weights for e in several], 1),
+            spread=cat([e.spread for e in several], 0),
+            importance=cat([e.importance for e in several], 1),
+        )
+
+    per_input: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts]) for name in PER_INPUT}
+    return replace(
+        first,
+        ensemble=ensemble([part.ensemble for part in parts]),
+        base_ensemble=ensemble([part.base_ensemble for part in parts]),
+        **per_input,
+    )
+
+
+def _mapped(ensemble: Ensemble, change: Callable[[Tensor, int], Tensor]) -> Ensemble:
+    return Ensemble(
+        outputs=change(ensemble.outputs, 1),
+        conditional=Conditional(*(change(value, 1) for value in ensemble.conditional)),
+        log_weights=change(ensemble.log_weights, 1),
+        spread=change(ensemble.spread, 0),
+        importance=None if ensemble.importance is None else change(ensemble.importance, 1),
+    )
 
 
 def _check_level(level: float) -> float:

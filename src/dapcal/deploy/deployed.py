@@ -52,7 +52,7 @@ class Predicted(NamedTuple):
     aleatoric: Tensor  # as variance
     distance: Tensor  # (N,)
     ood_score: Tensor  # (N,)
-    ood_p_value: Tensor  # (N,)
+    ood_p_value: Tensor  # (N,) in float64
 
 
 class Deployed(nn.Module):
@@ -130,7 +130,9 @@ class Deployed(nn.Module):
             ood_score=score,
             ood_p_value=p_value,
         )
-        predicted = Predicted(*(getattr(prediction, name).to(prediction.mean.dtype) for name in Predicted._fields))
+        values = {name: getattr(prediction, name) for name in Predicted._fields}
+        dtypes = {name: torch.float64 if name == "ood_p_value" else prediction.mean.dtype for name in values}
+        predicted = Predicted(*(value.to(dtypes[name]) for name, value in values.items()))
         return _where_finite(x, predicted) if x.is_floating_point() else predicted
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002

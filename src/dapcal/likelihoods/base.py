@@ -128,6 +128,11 @@ class Likelihood(ABC):
         """N targets drawn for every input, (n, N, ...)."""
         raise TypeError(f"{type(self).__name__} does not draw samples")
 
+    def columns(self, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:
+        """What a table shows of a prediction, by name, one row an input."""
+        parts = self.split(ensemble, base)
+        return {"prediction": self.mean(ensemble), "epistemic": parts.epistemic, "aleatoric": parts.aleatoric}
+
     def interval(self, ensemble: Ensemble, level: float) -> Interval:
         """Central interval of the predictive distribution."""
         raise TypeError(f"{type(self).__name__} has no intervals; classification has `prediction_set`")

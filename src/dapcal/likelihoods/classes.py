@@ -86,6 +86,16 @@ class ClassLikelihood(Likelihood):
         """For classes the mixture and the predictive mean are one thing."""
         return self.log_prob(ensemble, y)
 
+    def columns(self, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:  # noqa: ARG002
+        """The most likely class, probabilities (N, K), and the parts of 1 − Σ p̄²."""
+        probabilities, parts = self.mean(ensemble), self.split(ensemble, base)
+        return {
+            "prediction": probabilities.argmax(-1),
+            "probability": probabilities,
+            "epistemic": parts.epistemic,
+            "aleatoric": parts.aleatoric,
+        }
+
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """Class labels, (n, N)."""
         cdf = self.mean(ensemble).cumsum(-1)

@@ -47,6 +47,17 @@ class NormalLikelihood(Likelihood):
         density = log_normal(y, mean, variance + ensemble.spread).sum(-1)
         return torch.logsumexp(ensemble.log_weights + density, 0)
 
+    def columns(self, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:
+        """Mean, interval, and the parts of the standard deviation, (N, K) each."""
+        ends, parts = self.interval(ensemble, level), self.split(ensemble, base)
+        return {
+            "prediction": self.mean(ensemble),
+            "lower": ends.lower,
+            "upper": ends.upper,
+            "epistemic": parts.epistemic.sqrt(),
+            "aleatoric": parts.aleatoric.sqrt(),
+        }
+
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """Targets from the Gaussian of the moments, (n, N, K)."""
         mean, variance = self.mean(ensemble), self.variance(ensemble)

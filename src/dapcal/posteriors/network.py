@@ -50,6 +50,14 @@ class NetworkPosterior:
     prior: Prior | None = None
     linear: Linear | None = None
 
+    def __repr__(self) -> str:
+        draws, parameters = self.draws.shape
+        kind = type(self.linear or self.gaussian).__name__ if self.linear or self.gaussian else "draws"
+        return (
+            f"NetworkPosterior({type(self.model).__name__}, {self.likelihood}, {draws} draws of {parameters} "
+            f"parameters, {kind})"
+        )
+
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs of all draws, (S, N, C)."""
         return self.outputs_at(self.draws, x)
