@@ -51,7 +51,7 @@ def section(examples: Examples, curve: Curve) -> str:
             ]
         )
         + paragraph(
-            "The likelihood is that of the half of the held-out data that chooses φ, so it is no test.", "small"
+            "The likelihood is that of the half of the held-out data that chooses φ, so it is not a test.", "small"
         )
     )
 
