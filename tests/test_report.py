@@ -22,16 +22,16 @@ from dapcal import calibrate, metrics
 from dapcal.data import Labelled, split
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian
 from dapcal.models.subject import Axis, Picture, Subject
-from dapcal.png import image_png, palette, palette_png
+from dapcal.png import image_png
 from dapcal.posteriors import laplace
 from dapcal.report import write
-from dapcal.report.figures import Plot, Scale
-from dapcal.report.findings import find
+from dapcal.report.examples import gather, judges, others_of
 from dapcal.report.headline import how_good, in_short
-from dapcal.report.outside import outside
+from dapcal.report.kit.colors import palette, palette_png
+from dapcal.report.kit.svg import Plot, Scale
 from dapcal.report.page import page
-from dapcal.report.quality import LEVELS
-from dapcal.report.unseen import judges
+from dapcal.report.questions import accuracy, away_from_data, doubtful, highest_scores, how_sure, plane, weights
+from dapcal.report.questions.how_sure import LEVELS
 from dapcal.types import DapcalWarning
 
 CASES = {
@@ -45,13 +45,17 @@ NASTY = '<img src="x" onerror="alert(1)">&"\''
 
 
 @pytest.fixture(scope="module")
-def findings():
-    return {name: find(make()) for name, make in CASES.items()}
+def examples():
+    return {name: gather(make()) for name, make in CASES.items()}
 
 
 @pytest.fixture(scope="module")
-def pages(findings):
-    return {name: page(found) for name, found in findings.items()}
+def pages(examples):
+    return {name: page(found) for name, found in examples.items()}
+
+
+def page_of(subject):
+    return page(gather(subject))
 
 
 def unseen_half(subject, seed):
@@ -67,15 +71,15 @@ def test_the_half_that_had_no_say_in_phi_is_found(name, seed):
     subject = CASES[name]()
     found = judges(subject.calibrated, subject.held_out.x, 10_000)
     expected = split(len(subject.held_out.x), torch.Generator().manual_seed(seed))[1].sort().values
-    assert found.unseen
+    assert found.are_independent
     assert torch.equal(found.rows, expected)
 
 
 def test_other_held_out_data_are_judged_as_a_whole():
     subject = report_cases.two_moons()
     other = judges(subject.calibrated, subject.held_out.x + 0.01, 10_000)
-    assert (other.unseen, len(other.rows)) == (False, len(subject.held_out.x))
-    assert "which half is not known" in page(find(replace(subject, held_out=_moved(subject.held_out))))
+    assert (other.are_independent, len(other.rows)) == (False, len(subject.held_out.x))
+    assert "which half is not known" in page_of(replace(subject, held_out=_moved(subject.held_out)))
 
 
 def _moved(data):
@@ -85,57 +89,59 @@ def _moved(data):
 def test_at_most_so_many_are_judged():
     subject = report_cases.two_moons()
     found = judges(subject.calibrated, subject.held_out.x, 40)
-    assert found.unseen
+    assert found.are_independent
     assert len(found.rows.unique()) == 40
 
 
 # --- quality
 
 
-def test_class_numbers_are_those_of_the_metrics(findings):
-    found = findings["moons"]
-    held = unseen_half(found.subject, 0)
-    prediction = found.subject.calibrated(held.x)
-    for quality, given in zip(found.quality, (prediction.base, prediction), strict=True):
-        probs = given.probs.double()
-        assert quality.accuracy == metrics.accuracy(probs, held.y)
-        assert quality.brier == pytest.approx(metrics.brier(probs, held.y))
-        assert quality.ece == pytest.approx(metrics.expected_calibration_error(probs, held.y, 10))
-        assert quality.nll == pytest.approx(float(-given.log_prob(held.y).mean()), rel=1e-5)
-        assert sum(quality.bin_counts) == len(held.x) == found.judged
+def test_class_numbers_are_those_of_the_metrics(examples):
+    given = examples["moons"]
+    held = unseen_half(given.subject, 0)
+    prediction = given.subject.calibrated(held.x)
+    found = zip(accuracy.measure(given), how_sure.measure(given), doubtful.measure(given), strict=True)
+    for (good, sure, risk), told in zip(found, (prediction.base, prediction), strict=True):
+        probs = told.probs.double()
+        assert good.accuracy == sure.accuracy == metrics.accuracy(probs, held.y)
+        assert good.brier == pytest.approx(metrics.brier(probs, held.y))
+        assert sure.ece == pytest.approx(metrics.expected_calibration_error(probs, held.y, 10))
+        assert good.nll == pytest.approx(float(-told.log_prob(held.y).mean()), rel=1e-5)
+        assert sum(sure.bin_counts) == len(held.x) == given.count
         doubt, wrong = 1 - probs.max(-1).values, (probs.argmax(-1) != held.y).double()
-        assert_close(doubles(quality.risk.risk), metrics.selective_risk(doubt, wrong).risk)
+        assert_close(doubles(risk.risk), metrics.selective_risk(doubt, wrong).risk)
 
 
-def test_number_numbers_are_those_of_the_metrics_in_the_targets_unit(findings):
-    found = findings["table"]
-    held = unseen_half(found.subject, 0)
-    prediction = found.subject.calibrated(held.x)
-    for quality, given in zip(found.quality, (prediction.base, prediction), strict=True):
-        mean, variance = 300 + 80 * given.mean.double(), 80**2 * given.variance.double()
+def test_number_numbers_are_those_of_the_metrics_in_the_targets_unit(examples):
+    given = examples["table"]
+    held = unseen_half(given.subject, 0)
+    prediction = given.subject.calibrated(held.x)
+    found = zip(accuracy.measure(given), how_sure.measure(given), doubtful.measure(given), strict=True)
+    for (good, sure, risk), told in zip(found, (prediction.base, prediction), strict=True):
+        mean, variance = 300 + 80 * told.mean.double(), 80**2 * told.variance.double()
         y = 300 + 80 * held.y.double()
-        assert quality.rmse == pytest.approx(metrics.rmse(mean, y), rel=1e-5)
-        assert quality.crps == pytest.approx(metrics.crps_gaussian(mean, variance, y), rel=1e-5)
-        for level, observed in zip((*LEVELS, 0.95), (*quality.observed, quality.coverage), strict=True):
-            assert observed == metrics.coverage(*given.interval(level), held.y)
-        assert quality.width == pytest.approx(80 * metrics.mean_width(*given.interval(0.95)), rel=1e-5)
+        assert good.rmse == pytest.approx(metrics.rmse(mean, y), rel=1e-5)
+        assert good.crps == pytest.approx(metrics.crps_gaussian(mean, variance, y), rel=1e-5)
+        for level, observed in zip((*LEVELS, 0.95), (*sure.observed, sure.coverage), strict=True):
+            assert observed == metrics.coverage(*told.interval(level), held.y)
+        assert sure.width == pytest.approx(80 * metrics.mean_width(*told.interval(0.95)), rel=1e-5)
         place = torch.distributions.Normal(mean, variance.sqrt()).cdf(y)
-        assert list(quality.pit_counts) == (10 * place).long().flatten().bincount(minlength=10).tolist()
+        assert list(sure.pit_counts) == (10 * place).long().flatten().bincount(minlength=10).tolist()
         doubt, squared = variance.mean(-1), ((mean - y) ** 2).mean(-1)
-        assert_close(doubles(quality.risk.risk), metrics.selective_risk(doubt, squared).risk.sqrt(), rtol=1e-4, atol=0)
-    assert found.quality.after.risk.risk[-1] == pytest.approx(found.quality.after.rmse)
+        assert_close(doubles(risk.risk), metrics.selective_risk(doubt, squared).risk.sqrt(), rtol=1e-4, atol=0)
+        assert risk.risk[-1] == pytest.approx(good.rmse)
 
 
-def test_calibration_error_by_chance_is_that_of_labels_drawn_from_the_confidences(findings):
-    found = findings["moons"]
-    probs = found.subject.calibrated(unseen_half(found.subject, 0).x).probs.double()
+def test_calibration_error_by_chance_is_that_of_labels_drawn_from_the_confidences(examples):
+    subject = examples["moons"].subject
+    probs = subject.calibrated(unseen_half(subject, 0).x).probs.double()
     generator = torch.Generator().manual_seed(1)
     label = probs.argmax(-1)
     drawn = []
     for _ in range(200):
         right = torch.rand(len(probs), generator=generator, dtype=torch.float64) < probs.max(-1).values
         drawn.append(metrics.expected_calibration_error(probs, torch.where(right, label, 1 - label), 10))
-    mean, most = found.quality.after.ece_by_chance
+    mean, most = how_sure.measure(examples["moons"]).after.ece_by_chance
     assert mean == pytest.approx(doubles(drawn).mean().item(), abs=3 * doubles(drawn).std().item() / 10)
     assert most == pytest.approx(doubles(drawn).quantile(0.95).item(), rel=0.15)
 
@@ -143,36 +149,35 @@ def test_calibration_error_by_chance_is_that_of_labels_drawn_from_the_confidence
 # --- distances, scores, behaviour
 
 
-def test_training_distances_leave_the_input_itself_out(findings):
-    found = findings["moons"]
-    inputs = next(data for data in found.distances if data.name == "inputs")
-    x = found.subject.train.x.double()
+def test_training_distances_leave_the_input_itself_out(examples):
+    subject = examples["moons"].subject
+    inputs = next(data for data in away_from_data.measure(examples["moons"]).spaces if data.name == "inputs")
+    x = subject.train.x.double()
     nearest = torch.cdist(x, x).fill_diagonal_(torch.inf).min(1).values
     assert_close(doubles(dict(inputs.samples)["training"]).sort().values, nearest.sort().values, atol=1e-5, rtol=1e-4)
-    space = next(s for s in found.subject.calibrated.distance.spaces if s.name == "inputs")
+    space = next(s for s in subject.calibrated.distance.spaces if s.name == "inputs")
     assert inputs.line == space.radius.start
 
 
 @pytest.mark.parametrize("name", ["moons", "table", "one column"])
-def test_the_line_on_the_score_is_where_p_is_five_per_cent(findings, name):
-    found = findings[name]
-    evidence = found.subject.calibrated.evidence
+def test_the_line_on_the_score_is_where_p_is_five_per_cent(examples, name):
+    found, evidence = away_from_data.measure(examples[name]), examples[name].subject.calibrated.evidence
     scores = torch.cat([evidence.held_out, evidence.held_out + 1e-9, torch.linspace(-5, 50, 500)]).double()
     assert torch.equal(evidence.p_value(scores) <= 0.05, scores > found.score.line)
 
 
-def test_too_few_held_out_inputs_give_no_line(findings):
-    subject = findings["moons"].subject
+def test_too_few_held_out_inputs_give_no_line(examples):
+    subject = examples["moons"].subject
     few = replace(subject.calibrated.evidence, held_out=subject.calibrated.evidence.held_out[:18])
-    found = find(replace(subject, calibrated=replace(subject.calibrated, evidence=few)))
-    assert found.score.line is None
-    assert "Too few held-out examples" in page(found)
+    given = gather(replace(subject, calibrated=replace(subject.calibrated, evidence=few)))
+    assert away_from_data.measure(given).score.line is None
+    assert "Too few held-out examples" in page(given)
 
 
-def test_behaviour_on_new_data(findings):
-    found = findings["table"]
-    prediction = found.subject.calibrated(found.subject.new)
-    (new,) = found.outside
+def test_behaviour_on_new_data(examples):
+    given = examples["table"]
+    prediction = given.subject.calibrated(given.subject.new)
+    (new,) = away_from_data.measure(given).others
     assert new.examples == 120
     assert new.flagged == pytest.approx(float((prediction.ood_p_value <= 0.05).float().mean()))
     assert new.far == pytest.approx(float((prediction.pre_distance > 0).float().mean()))
@@ -182,29 +187,29 @@ def test_behaviour_on_new_data(findings):
     assert new.flagged_after == pytest.approx(80 * float((upper - lower)[flagged].median()), rel=1e-5)
     lower, upper = prediction.base.interval(0.95)
     assert new.flagged_before == pytest.approx(80 * float((upper - lower)[flagged].median()), rel=1e-5)
-    assert not found.is_made_up
+    assert not given.is_made_up
 
 
-def test_without_new_data_outliers_are_made_up_and_called_so(findings, pages):
-    assert [away.name for away in findings["moons"].outside] == ["noise", "scrambled"]
-    assert [away.name for away in findings["one column"].outside] == ["noise"]
+def test_without_new_data_outliers_are_made_up_and_called_so(examples, pages):
+    assert [other.name for other in examples["moons"].others] == ["noise", "scrambled"]
+    assert [other.name for other in examples["one column"].others] == ["noise"]
     assert "made-up" in pages["moons"]
     assert "made-up" not in pages["table"]
 
 
-# --- the strangest
+# --- the highest scores
 
 
-def test_the_strangest_are_those_of_the_highest_scores(findings):
-    found = findings["table"]
-    scores = found.subject.calibrated(found.subject.new).ood_score
-    assert [strange.row for strange in found.strangest] == scores.argsort(descending=True)[:6].tolist()
-    assert all(strange.row >= 60 for strange in found.strangest)  # the rows of another kind
-    first = found.strangest[0]
-    assert first.shown == report_cases.shown_rows(found.subject.new[first.row : first.row + 1])[0]
+def test_the_strangest_are_those_of_the_highest_scores(examples):
+    subject, found = examples["table"].subject, highest_scores.measure(examples["table"])
+    scores = subject.calibrated(subject.new).ood_score
+    assert [each.row for each in found] == scores.argsort(descending=True)[:6].tolist()
+    assert all(each.row >= 60 for each in found)  # the rows of another kind
+    first = found[0]
+    assert first.shown == report_cases.shown_rows(subject.new[first.row : first.row + 1])[0]
     row = first.explanation.nearest.rows[0]
-    assert first.nearest[0].shown == report_cases.shown_rows(found.subject.train.x[row : row + 1])[0]
-    assert first.nearest[0].target == pytest.approx(found.subject.train.y[row].tolist())
+    assert first.nearest[0].shown == report_cases.shown_rows(subject.train.x[row : row + 1])[0]
+    assert first.nearest[0].target == pytest.approx(subject.train.y[row].tolist())
     assert first.target == ()
 
 
@@ -213,18 +218,17 @@ def test_far_columns_are_marked(pages):
     assert {"area", "distance to centre"} <= set(marked)
 
 
-def test_held_out_examples_have_their_targets(findings):
-    found = findings["moons"]
-    held = found.subject.held_out
-    for strange in found.strangest:
-        assert strange.target == (float(held.y[strange.row]),)
+def test_held_out_examples_have_their_targets(examples):
+    held = examples["moons"].subject.held_out
+    for each in highest_scores.measure(examples["moons"]):
+        assert each.target == (float(held.y[each.row]),)
 
 
 # --- the map
 
 
-def test_the_map_is_what_the_model_says(findings):
-    found, subject = findings["moons"].map, findings["moons"].subject
+def test_the_map_is_what_the_model_says(examples):
+    found, subject = plane.measure(examples["moons"]), examples["moons"].subject
     across = torch.linspace(found.low[0], found.high[0], 96)
     up = torch.linspace(found.low[1], found.high[1], 96)
     rows, columns = torch.tensor([0, 40, 95]), torch.tensor([0, 50, 95])
@@ -245,39 +249,39 @@ def test_the_map_of_a_regression_shows_the_epistemic_deviation():
     train, held = Labelled(x[:100], y[:100]), Labelled(x[100:], y[100:])
     calibrated = report_cases.calibrated_ensemble(train, held, Gaussian(), 1, epochs=5)
     subject = Subject(calibrated, train, held, "t", "y", lambda x: [{"a": "1"} for _ in x], unit=(0.0, -3.0))
-    found = find(subject).map
+    found = plane.measure(gather(subject))
     corner = torch.tensor([[found.low[0], found.high[1]]])
     expected = 3 * calibrated(corner).epistemic.sqrt()
     assert float(found.frames[found.chosen].values[0, 0]) == pytest.approx(float(expected), rel=1e-3)
     assert found.axes == (Axis("first input"), Axis("second input"))
 
 
-def test_only_two_numbers_have_a_map(findings):
-    assert [name for name, found in findings.items() if found.map is not None] == ["moons", "weights"]
+def test_only_two_numbers_have_a_map(examples):
+    assert [name for name, given in examples.items() if plane.measure(given) is not None] == ["moons", "weights"]
 
 
 # --- weights
 
 
-def test_inflate_has_no_weights_and_says_why_this_is_fine(findings, pages):
-    assert not findings["moons"].weights.is_weighted
+def test_inflate_has_no_weights_and_says_why_this_is_fine(examples, pages):
+    assert not weights.measure(examples["moons"]).is_weighted
     assert "no importance weights that could collapse" in pages["moons"]
 
 
-def test_weights_are_judged(findings, pages):
-    weights = findings["weights"].weights
-    assert weights.is_weighted
-    assert 1 <= weights.least_ess < weights.draws == 30
-    assert weights.largest_k is not None
-    assert weights.total_weight[0] < 0.99
+def test_weights_are_judged(examples, pages):
+    found = weights.measure(examples["weights"])
+    assert found.is_weighted
+    assert 1 <= found.least_ess < found.draws == 30
+    assert found.largest_k is not None
+    assert found.total_weight[0] < 0.99
     assert "Effective draws: at worst" in pages["weights"]
     assert "do not sum to one" in pages["weights"]
-    subject = findings["weights"].subject
-    x = torch.cat([unseen_half(subject, 0).x, *(each.x for each in outside(subject, 2000))])
+    subject = examples["weights"].subject
+    x = torch.cat([unseen_half(subject, 0).x, *(each.x for each in others_of(subject, 2000))])
     with pytest.warns(DapcalWarning, match="collapsed") as caught:
         subject.calibrated(x)
     (counted,) = re.findall(r"at (\d+) of (\d+) inputs", str(caught[0].message))
-    assert weights.collapsed == pytest.approx(int(counted[0]) / int(counted[1]), abs=0.003)
+    assert found.collapsed == pytest.approx(int(counted[0]) / int(counted[1]), abs=0.003)
     assert "the weights have collapsed" in pages["weights"]
 
 
@@ -349,19 +353,19 @@ def test_all_words_are_escaped():
         return [{f"{NASTY}{name}": NASTY for name in subject.features} for _ in x]
 
     words = {"title": NASTY, "target": NASTY, "new_name": NASTY, "features": columns, "show": show}
-    text = page(find(replace(subject, calibrated=calibrated, **words)))
+    text = page_of(replace(subject, calibrated=calibrated, **words))
     assert "<img" not in text
     read(text)
     moons = report_cases.two_moons()
-    text = page(find(replace(moons, classes=(NASTY, NASTY + "2"), axes=(Axis(NASTY), Axis(NASTY)))))
+    text = page_of(replace(moons, classes=(NASTY, NASTY + "2"), axes=(Axis(NASTY), Axis(NASTY))))
     assert "<img" not in text
     read(text)
 
 
 def test_new_data_cannot_take_the_name_of_another_sample():
-    found = find(replace(report_cases.images(), new_name="held-out"))
-    assert [name for name, _ in found.score.samples] == ["held-out", "held-out (new)"]
-    read(page(found))
+    given = gather(replace(report_cases.images(), new_name="held-out"))
+    assert [name for name, _ in given.named] == ["held-out", "held-out (new)"]
+    read(page(given))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -373,12 +377,12 @@ def test_files_stay_small_whatever_the_data():
     subject = report_cases.table()
     wide = {f"column {place}": "long " * 1000 for place in range(500)}
     many = subject.new.repeat(200, 1)  # 24,000 rows
-    text = page(find(replace(subject, show=lambda x: [wide for _ in x], new=many, target="t" * 10_000)))
+    text = page_of(replace(subject, show=lambda x: [wide for _ in x], new=many, target="t" * 10_000))
     assert len(text.encode()) < 500_000
     assert "5,000 of 24,000, drawn at random" in text
     assert "488 more are not shown" in text
     images = report_cases.images()
-    text = page(find(replace(images, show=lambda x: [Picture(bytes(10**6)) for _ in x])))
+    text = page_of(replace(images, show=lambda x: [Picture(bytes(10**6)) for _ in x]))
     assert len(text.encode()) < 500_000
     assert "picture of 1000 kB left out" in text
 
@@ -389,31 +393,30 @@ def test_write_writes_the_page(tmp_path, pages):
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_the_headline_has_the_numbers(findings, pages):
-    quality = findings["images"].quality.after
-    assert f"it is right {100 * quality.accuracy:.0f}" in pages["images"].replace("100.0", "100")
+def test_the_headline_has_the_numbers(examples, pages):
+    found = accuracy.measure(examples["images"]).after
+    assert f"it is right {100 * found.accuracy:.0f}" in pages["images"].replace("100.0", "100")
     assert "had no say in choosing φ" in pages["images"]
 
 
-def test_the_headline_says_what_the_numbers_say(findings):
-    found = findings["moons"]
-    quality = found.quality
+def test_the_headline_says_what_the_numbers_say(examples):
+    moons = examples["moons"]
 
-    def told(**changes):
-        return how_good(replace(found, quality=quality._replace(after=quality.after._replace(**changes))))
+    def told(given, **changes):
+        sure = how_sure.measure(given)
+        return how_good(given, accuracy.measure(given), sure._replace(after=sure.after._replace(**changes)))
 
-    assert "overconfident" in told(accuracy=0.8, confidence=0.95)
-    assert "too cautious" in told(accuracy=0.95, confidence=0.8)
-    assert "within chance" in told(accuracy=0.9, confidence=0.91, ece=0.01)
-    assert "not at every level" in told(accuracy=0.9, confidence=0.91, ece=0.3)
-    found, quality = findings["table"], findings["table"].quality
-    assert "too narrow" in told(observed=tuple(0.7 * level for level in LEVELS))
-    assert "too wide" in told(observed=tuple(level**0.5 for level in LEVELS))
-    assert "within chance" in told(observed=LEVELS)
-    away = findings["moons"].outside[0]
-    sure = replace(findings["moons"], outside=(away._replace(before=0.9, after=0.89),))
-    assert "hardly changes" in in_short(sure)
-    assert "falls from" in in_short(findings["moons"])
+    assert "overconfident" in told(moons, accuracy=0.8, confidence=0.95)
+    assert "too cautious" in told(moons, accuracy=0.95, confidence=0.8)
+    assert "within chance" in told(moons, accuracy=0.9, confidence=0.91, ece=0.01)
+    assert "not at every level" in told(moons, accuracy=0.9, confidence=0.91, ece=0.3)
+    assert "too narrow" in told(examples["table"], observed=tuple(0.7 * level for level in LEVELS))
+    assert "too wide" in told(examples["table"], observed=tuple(level**0.5 for level in LEVELS))
+    assert "within chance" in told(examples["table"], observed=LEVELS)
+    sure, away = how_sure.measure(moons), away_from_data.measure(moons)
+    same = away._replace(others=(away.others[0]._replace(before=0.9, after=0.89),))
+    assert "hardly changes" in in_short(moons, sure, same)
+    assert "falls from" in in_short(moons, sure, away)
 
 
 def test_bad_subjects():
@@ -436,21 +439,22 @@ def test_two_targets():
     data = [Labelled(part, torch.stack([part.sum(1), part[:, 0] ** 2], 1)) for part in (x[:80], x[80:])]
     calibrated = report_cases.calibrated_ensemble(*data, Gaussian(), 2, epochs=3)
     subject = Subject(calibrated, *data, "two", "both", lambda x: [{"a": "1"} for _ in x], unit=(1.0, 2.0))
-    found = find(subject)
+    given = gather(subject)
     held = unseen_half(subject, 0)
-    assert found.quality.after.rmse == pytest.approx(2 * metrics.rmse(calibrated(held.x).mean, held.y), rel=1e-5)
-    assert sum(found.quality.after.pit_counts) == 80  # 40 examples of two targets
-    read(page(found))
+    expected = 2 * metrics.rmse(calibrated(held.x).mean, held.y)
+    assert accuracy.measure(given).after.rmse == pytest.approx(expected, rel=1e-5)
+    assert sum(how_sure.measure(given).after.pit_counts) == 80  # 40 examples of two targets
+    read(page(given))
 
 
 def test_one_logit():
     subject = report_cases.two_moons()
     data = subject.train, subject.held_out
     calibrated = report_cases.calibrated_ensemble(*data, Bernoulli(), 1, epochs=5)
-    found = find(replace(subject, calibrated=calibrated))
+    given = gather(replace(subject, calibrated=calibrated))
     held = unseen_half(subject, 0)
-    assert found.quality.after.accuracy == metrics.accuracy(calibrated(held.x).probs, held.y)
-    read(page(found))
+    assert accuracy.measure(given).after.accuracy == metrics.accuracy(calibrated(held.x).probs, held.y)
+    read(page(given))
 
 
 def test_closed_form_moments_have_no_draws_to_weight():
@@ -460,14 +464,14 @@ def test_closed_form_moments_have_no_draws_to_weight():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DapcalWarning)
         calibrated = calibrate(posterior, train=train, held_out=held_out)
-    text = page(find(replace(subject, calibrated=calibrated)))
+    text = page_of(replace(subject, calibrated=calibrated))
     assert "in closed form" in text
     read(text)
 
 
 def test_whole_numbers_as_inputs_are_only_scrambled():
     tokens = SimpleNamespace(new=None, train=Labelled(torch.arange(300).reshape(100, 3), torch.zeros(100)))
-    made = outside(tokens, 50)
+    made = others_of(tokens, 50)
     assert [each.name for each in made] == ["scrambled"]
     assert made[0].x.dtype == torch.long
     assert torch.equal(made[0].x % 3, torch.arange(3).expand(50, 3))  # every value stays in its column

@@ -22,21 +22,26 @@ from dapcal.data import Labelled
 from dapcal.explain import Answer
 from dapcal.likelihoods import Categorical
 from dapcal.models.subject import Subject
-from dapcal.report import charts, sections, words
-from dapcal.report.figures import Plot, Scale
-from dapcal.report.findings import find
+from dapcal.report.examples import gather, judges, others_of
 from dapcal.report.headline import how_far, in_short
-from dapcal.report.outside import outside
+from dapcal.report.kit import histograms
+from dapcal.report.kit.numbers import number, percent
+from dapcal.report.kit.svg import Plot, Scale
 from dapcal.report.page import page
-from dapcal.report.quality import LEVELS
-from dapcal.report.unseen import judges
+from dapcal.report.questions import accuracy, away_from_data, highest_scores, how_sure, phi, plane, weights
+from dapcal.report.questions.how_sure import LEVELS
 from dapcal.scales import ScaledSigmoid
 from dapcal.types import DapcalWarning
 
 
 @cache
-def findings_of(name):
-    return find(getattr(report_cases, name)())
+def examples_of(name):
+    return gather(getattr(report_cases, name)())
+
+
+@cache
+def away_of(name):
+    return away_from_data.measure(examples_of(name))
 
 
 # --- charts
@@ -86,23 +91,24 @@ def drawn_in(markup, **options):
 
 
 def test_reliability_shows_how_often_it_is_right_before_and_after():
-    findings = findings_of("two_moons")
-    shown = drawn_in(sections.calibration(findings), percent=True)
-    for chart, quality, when in zip(shown, findings.quality, ("before", "after"), strict=True):
-        filled = [place for place, count in enumerate(quality.bin_counts) if count]
-        wanted = [[quality.bin_confidence[place], quality.bin_accuracy[place]] for place in filled]
+    sure = how_sure.measure(examples_of("two_moons"))
+    shown = drawn_in(how_sure.section(examples_of("two_moons"), sure), percent=True)
+    for chart, found, when in zip(shown, sure, ("before", "after"), strict=True):
+        filled = [place for place, count in enumerate(found.bin_counts) if count]
+        wanted = [[found.bin_confidence[place], found.bin_accuracy[place]] for place in filled]
         assert_close(chart.dots(when), doubles(wanted), atol=0.005, rtol=0)
 
 
 def test_coverage_shows_what_intervals_keep_and_what_chance_may_do():
-    findings = findings_of("table")
-    chart = drawn_in(sections.calibration(findings))[0]
-    for quality, when in zip(findings.quality, ("before", "after"), strict=True):
-        wanted = torch.stack([doubles(LEVELS), doubles(quality.observed)], 1)
+    examples = examples_of("table")
+    sure = how_sure.measure(examples)
+    chart = drawn_in(how_sure.section(examples, sure))[0]
+    for found, when in zip(sure, ("before", "after"), strict=True):
+        wanted = torch.stack([doubles(LEVELS), doubles(found.observed)], 1)
         assert_close(chart.dots(when), wanted, atol=0.005, rtol=0)
     (band,) = chart.all("polygon", "band")
     heights = [chart.y(float(y)) for x, y in re.findall(r"([\d.]+),([\d.-]+)", band.get("points")) if _near(chart, x)]
-    assert max(heights) - min(heights) == pytest.approx(4 * (0.25 / findings.judged) ** 0.5, abs=0.01)
+    assert max(heights) - min(heights) == pytest.approx(4 * (0.25 / examples.count) ** 0.5, abs=0.01)
 
 
 def _near(chart, x):
@@ -110,19 +116,19 @@ def _near(chart, x):
 
 
 def test_places_of_targets_are_shares():
-    findings = findings_of("table")
-    chart = drawn_in(sections.calibration(findings))[1]
-    counts = doubles(findings.quality.after.pit_counts)
+    sure = how_sure.measure(examples_of("table"))
+    chart = drawn_in(how_sure.section(examples_of("table"), sure))[1]
+    counts = doubles(sure.after.pit_counts)
     heights = doubles([chart.y(float(bar.get("y"))) for bar in chart.all("rect", "after")])
     assert_close(heights, counts / counts.sum(), atol=0.002, rtol=0)
 
 
 def test_histograms_are_those_of_the_samples():
-    data = next(each for each in findings_of("table").distances if each.name == "inputs")
-    chart = Drawn(charts.histogram(data, "distance", "radius"))
+    data = next(each for each in away_of("table").spaces if each.name == "inputs")
+    chart = Drawn(histograms.drawn(data, "distance", "radius"))
     assert chart.mark() == pytest.approx(data.line, abs=0.02)
     for name, values in data.samples:
-        (outline,) = chart.lines(charts.series_of(data, name))
+        (outline,) = chart.lines(histograms.series_of(data, name))
         left, share = outline[1:-1:2].unbind(1)
         assert float(share.sum()) == pytest.approx(1, abs=0.02)
         middle = (left + 0.5 * (left[1] - left[0])) @ share / share.sum()
@@ -131,25 +137,25 @@ def test_histograms_are_those_of_the_samples():
 
 @pytest.mark.parametrize("name", ["two_moons", "table", "one_column"])
 def test_losses_are_those_of_the_curve(name):
-    findings = findings_of(name)
-    curve, phi = findings.curve, findings.subject.calibrated.phi
-    for markup, values in zip(charts.losses(curve, phi), (curve.loss, curve.nll), strict=True):
+    examples = examples_of(name)
+    curve, chosen = phi.measure(examples), examples.subject.calibrated.phi
+    for markup, values in zip(phi.charts(curve, chosen), (curve.loss, curve.nll), strict=True):
         chart = Drawn(markup)
         step = float(chart.x(1) - chart.x(0))
-        assert chart.mark() == pytest.approx(phi, abs=step)
+        assert chart.mark() == pytest.approx(chosen, abs=step)
         (line,) = chart.lines("after")
         inside = line[(line[:, 1] < chart.y(20)) & (line[:, 1] > chart.y(227))]
         nearest = (curve.phi - inside[:, :1]).abs().argmin(1)
         assert_close(inside[:, 1], values[nearest], atol=4 * float(chart.y(0) - chart.y(1)), rtol=0)
-    there = float(curve.nll[curve.phi == phi])
-    assert f"At the chosen φ it is {words.number(there)}," in sections.phi(findings).replace("\u00a0", " ")
+    there = float(curve.nll[curve.phi == chosen])
+    assert f"At the chosen φ it is {number(there)}," in phi.section(examples, curve).replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize("name", ["two_moons", "table", "one_column", "reweighted"])
 def test_no_line_crosses_a_label(name):
-    findings = findings_of(name)
-    shown = [*charts.losses(findings.curve, findings.subject.calibrated.phi)]
-    shown += [charts.histogram(each, "distance", "radius") for each in findings.distances]
+    examples = examples_of(name)
+    shown = [*phi.charts(phi.measure(examples), examples.subject.calibrated.phi)]
+    shown += [histograms.drawn(each, "distance", "radius") for each in away_of(name).spaces]
     for chart in map(Drawn, shown):
         lines = [re.findall(r"([\d.-]+),([\d.-]+)", each.get("points")) for each in chart.all("polyline")]
         places = [(float(x), float(y)) for line in lines for x, y in line]
@@ -185,14 +191,14 @@ def test_a_label_goes_to_the_end_that_no_line_crosses():
 
 
 def test_points_of_the_second_of_two_classes_are_black():
-    findings = findings_of("two_moons")
-    data = findings.map
+    subject = examples_of("two_moons").subject
+    data = plane.measure(examples_of("two_moons"))
     x = (data.points - doubles([100.0, 50.0])) / 10
-    rows = torch.cdist(x, findings.subject.train.x.double()).argmin(1)
-    assert torch.equal(data.is_second, findings.subject.train.y[rows] == 1)
-    drawn = re.findall(r'class="point( other)?"', charts.plane(data, "confidence"))
+    rows = torch.cdist(x, subject.train.x.double()).argmin(1)
+    assert torch.equal(data.is_second, subject.train.y[rows] == 1)
+    drawn = re.findall(r'class="point( other)?"', plane.chart(data, "confidence"))
     assert [bool(other) for other in drawn] == data.is_second.tolist()
-    assert "white for upper and black for lower" in words.plane(findings, data)
+    assert "white for upper and black for lower" in plane.caption(subject, data)
 
 
 def test_three_classes_have_points_of_one_colour():
@@ -201,12 +207,12 @@ def test_three_classes_have_points_of_one_colour():
     data = Labelled(x[:100], y[:100]), Labelled(x[100:], y[100:])
     calibrated = report_cases.calibrated_ensemble(*data, Categorical(), 3, epochs=3, scale=ScaledSigmoid(50.0))
     subject = Subject(calibrated, *data, "t", "y", lambda x: [{"a": "1"} for _ in x], classes=("a", "b", "c"))
-    found = find(subject)
-    assert not found.map.is_second.any()
-    assert "black" not in words.plane(found, found.map)
-    phis = [frame.phi for frame in found.map.frames[1:]]
-    assert all(calibrated.scale(doubles(phi)) < 50 for phi in phis)  # those that the scale reaches, and no other
-    assert found.map.frames[found.map.chosen].phi == calibrated.phi
+    found = plane.measure(gather(subject))
+    assert not found.is_second.any()
+    assert "black" not in plane.caption(subject, found)
+    phis = [frame.phi for frame in found.frames[1:]]
+    assert all(calibrated.scale(doubles(each)) < 50 for each in phis)  # those that the scale reaches, and no other
+    assert found.frames[found.chosen].phi == calibrated.phi
 
 
 # --- words
@@ -218,20 +224,19 @@ def cells_of(markup, row):
 
 
 def test_the_table_of_behaviour_has_before_and_after_in_their_columns():
-    findings = findings_of("table")
-    new = findings.outside[0]
-    wanted = ["120", words.percent(new.flagged), words.percent(new.far), words.number(new.before)]
-    assert cells_of(sections.away(findings), "offers of May") == [*wanted, words.number(new.after)]
+    found = away_of("table")
+    new = found.others[0]
+    wanted = ["120", percent(new.flagged), percent(new.far), number(new.before), number(new.after)]
+    assert cells_of(away_from_data.section(examples_of("table"), found), "offers of May") == wanted
     assert new.before < new.after
 
 
 def test_the_price_has_its_sign():
-    findings = findings_of("two_moons")
-    before, after = findings.quality
+    examples = examples_of("two_moons")
+    before, after = accuracy.measure(examples)
 
     def price(change):
-        quality = findings.quality._replace(after=after._replace(nll=before.nll + change))
-        return words.price(replace(findings, quality=quality))
+        return accuracy.price(examples, accuracy.Accuracy(before, after._replace(nll=before.nll + change)))
 
     assert "raises the negative log-likelihood here by 0.02 nats" in price(0.02)
     assert "lowers the negative log-likelihood here by 0.03 nats" in price(-0.03)
@@ -241,87 +246,88 @@ def test_the_price_has_its_sign():
 
 def test_answers_are_told_in_the_targets_unit():
     subject = report_cases.table()  # 300 + 80 y
-    assert words.answer(subject, Answer((1.5,), (0.5,), (0.52,), (2.48,), (0.1,))) == "420 ± 78"
-    assert words.target(subject, (-1.0,)) == "220"
+    assert highest_scores.prediction_words(subject, Answer((1.5,), (0.5,), (0.52,), (2.48,), (0.1,))) == "420 ± 78"
+    assert highest_scores.target_words(subject, (-1.0,)) == "220"
     moons = report_cases.two_moons()
-    assert words.answer(moons, Answer((0.2, 0.8), (), (), (), (0.1,))) == "lower (80 %)"
-    assert words.target(moons, (0.0,)) == "upper"
+    assert highest_scores.prediction_words(moons, Answer((0.2, 0.8), (), (), (), (0.1,))) == "lower (80 %)"
+    assert highest_scores.target_words(moons, (0.0,)) == "upper"
 
 
 def test_rare_examples_are_told_by_their_p_value():
-    findings = findings_of("table")
-    first = findings.strangest[0]
+    examples = examples_of("table")
+    first = highest_scores.measure(examples)[0]
 
     def told(p):
-        return words.strange(findings, first._replace(explanation=replace(first.explanation, p_value=p)))[1]
+        changed = first._replace(explanation=replace(first.explanation, p_value=p))
+        return highest_scores.told(examples, changed)[1]
 
     assert "p = 0.0066: it scores higher than all 150 held-out examples" in told(1 / 151)
     assert "p = 0.013: about 1.3 % of held-out examples score as high" in told(2 / 151)
-    assert "Number 1 by score of 150 held-out" in words.strange(findings_of("two_moons"), first)[1]
+    assert "Number 1 by score of 150 held-out" in highest_scores.told(examples_of("two_moons"), first)[1]
 
 
 def test_neighbours_of_rows_are_nearest_in_the_table_and_those_of_images_where_it_was_decided():
     """Of the moons some are far between features."""
     decided = set()
     for name in ("table", "two_moons"):
-        subject = findings_of(name).subject
+        subject = examples_of(name).subject
         inputs = subject.held_out.x if subject.new is None else subject.new
-        for strange in findings_of(name).strangest:
-            distances = (subject.train.x - inputs[strange.row]).norm(dim=1).sort().values[:3]
-            assert_close(doubles([near.distance for near in strange.nearest]).float(), distances, atol=1e-4, rtol=1e-4)
-            decided.add(strange.explanation.farthest.space)
+        for each in highest_scores.measure(examples_of(name)):
+            distances = (subject.train.x - inputs[each.row]).norm(dim=1).sort().values[:3]
+            assert_close(doubles([near.distance for near in each.nearest]).float(), distances, atol=1e-4, rtol=1e-4)
+            decided.add(each.explanation.farthest.space)
     assert decided == {"features", "inputs"}
-    for strange in findings_of("images").strangest:
-        assert tuple(near.distance for near in strange.nearest) == strange.explanation.farthest.nearest.distances
+    for each in highest_scores.measure(examples_of("images")):
+        assert tuple(near.distance for near in each.nearest) == each.explanation.farthest.nearest.distances
 
 
 def test_in_short_compares_intervals_with_those_near_the_data():
-    findings = findings_of("table")
-    away = findings.outside[0]._replace(
-        before=90.0, after=200.0, flagged=0.5, flagged_before=100.0, flagged_after=400.0
-    )
-    changed = replace(findings, outside=(away,), inside=findings.inside._replace(after=80.0))
-    after = findings.quality.after
-    told = in_short(changed)
+    examples, found = examples_of("table"), away_of("table")
+    sure = how_sure.measure(examples)
+    new = found.others[0]._replace(before=90.0, after=200.0, flagged=0.5, flagged_before=100.0, flagged_after=400.0)
+    changed = found._replace(others=(new,), held_out=found.held_out._replace(after=80.0))
+    told, after = in_short(examples, sure, changed), sure.after
     assert "2.5 times as wide as there" in told
-    assert f"on average ± {words.number(after.width / 2)}, hold {words.percent(after.coverage)} of the true" in told
+    assert f"on average ± {number(after.width / 2)}, hold {percent(after.coverage)} of the true" in told
     assert "50 % of those examples are flagged" in told.replace("\u00a0", " ")
     assert "with intervals 5 times as wide" in told
-    assert "on these half of its 95 % intervals are wider than 400 (100 without" in how_far(changed).replace(
+    assert "on these half of its 95 % intervals are wider than 400 (100 without" in how_far(examples, changed).replace(
         "\u00a0", " "
     )
-    none = replace(changed, outside=(away._replace(flagged=0.0, flagged_before=None, flagged_after=None),))
-    assert "on all of them half of its" in how_far(none)
-    assert "with intervals" not in in_short(none)
+    none = changed._replace(others=(new._replace(flagged=0.0, flagged_before=None, flagged_after=None),))
+    assert "on all of them half of its" in how_far(examples, none)
+    assert "with intervals" not in in_short(examples, sure, none)
 
 
 def test_where_nothing_can_be_flagged_nothing_is_said_of_flags():
     for name in ("two_moons", "table"):
-        findings = findings_of(name)
-        few = replace(findings, score=findings.score._replace(line=None))
-        assert "none can be flagged" in in_short(few)
-        assert "nothing can be flagged" in words.behaviour(few)
-        assert "are flagged" not in how_far(few) + in_short(few)
-    assert "none can be flagged" in how_far(few)
+        examples, found = examples_of(name), away_of(name)
+        few = found._replace(score=found.score._replace(line=None))
+        short = in_short(examples, how_sure.measure(examples), few)
+        assert "none can be flagged" in short
+        assert "nothing can be flagged" in away_from_data.flags(examples, few)
+        assert "are flagged" not in how_far(examples, few) + short
+    assert "none can be flagged" in how_far(examples, few)
 
 
 def test_a_p_value_of_five_per_cent_is_flagged():
     """In single precision a twentieth is more than 0.05."""
-    subject = findings_of("table").subject
+    subject = examples_of("table").subject
     evidence = subject.calibrated.evidence
     few = replace(subject.calibrated, evidence=replace(evidence, held_out=evidence.held_out[:19]))
-    found = find(replace(subject, calibrated=few))
-    assert found.outside[0].flagged == float((few(subject.new).ood_score > found.score.line).double().mean()) > 0.4
-    assert found.strangest[0].explanation.p_value == 0.05
+    examples = gather(replace(subject, calibrated=few))
+    found = away_from_data.measure(examples)
+    assert found.others[0].flagged == float((few(subject.new).ood_score > found.score.line).double().mean()) > 0.4
+    assert highest_scores.measure(examples)[0].explanation.p_value == 0.05
 
 
 def test_the_radius_is_told_of_one_space_or_of_all():
-    findings = findings_of("table")
-    assert len(findings.distances) == 2
-    data = findings.distances[0]
-    assert "inside it in every space stay as they were" in words.radius(findings, data)
-    assert "predictions there stay" in words.radius(replace(findings, distances=(data,)), data)
-    assert "every distance counts" in words.radius(findings, data._replace(line=None))
+    found = away_of("table")
+    assert len(found.spaces) == 2
+    data = found.spaces[0]
+    assert "inside it in every space stay as they were" in away_from_data.radius(found, data)
+    assert "predictions there stay" in away_from_data.radius(found._replace(spaces=(data,)), data)
+    assert "every distance counts" in away_from_data.radius(found, data._replace(line=None))
 
 
 # --- what is measured
@@ -329,7 +335,7 @@ def test_the_radius_is_told_of_one_space_or_of_all():
 
 def test_noise_fills_a_box_three_times_as_wide():
     train = report_cases.table().train.x
-    noise = outside(replace(report_cases.table(), new=None), 2000)[0].x
+    noise = others_of(replace(report_cases.table(), new=None), 2000)[0].x
     low, high = train.amin(0), train.amax(0)
     place = (noise - low) / (high - low)
     assert float(place.min()) == pytest.approx(-1, abs=0.05)
@@ -345,8 +351,8 @@ def test_a_half_that_cannot_be_told_is_not_claimed():
     score = calibrated(x).ood_score.double().sort().values[::2].clone()
     same = replace(calibrated, evidence=replace(calibrated.evidence, held_out=score))
     found = judges(same, x, 10_000)
-    assert (found.unseen, len(found.rows)) == (False, 200)
-    assert "which half is not known" in page(find(replace(moons, calibrated=same, held_out=Labelled(x, y))))
+    assert (found.are_independent, len(found.rows)) == (False, 200)
+    assert "which half is not known" in page(gather(replace(moons, calibrated=same, held_out=Labelled(x, y))))
 
 
 @pytest.mark.parametrize(
@@ -361,24 +367,24 @@ def test_whether_weighted_predictions_sum_to_one(adjust, proper):
         warnings.simplefilter("ignore", DapcalWarning)
         calibrated = calibrate(subject.calibrated.posterior, train=train, held_out=held_out, adjust=adjust, guard=None)
         calibrated = replace(calibrated, phi=subject.calibrated.phi)
-        found = find(replace(subject, calibrated=calibrated))
-        total = calibrated(outside(subject, 100)[0].x).probs.sum(-1)
-    assert bool((total - 1).abs().max() < 1e-4) == proper == found.weights.is_proper
-    assert found.weights.total_weight[0] < 0.9
-    told = " ".join(words.weights(found.weights))
+        found = weights.measure(gather(replace(subject, calibrated=calibrated)))
+        total = calibrated(others_of(subject, 100)[0].x).probs.sum(-1)
+    assert bool((total - 1).abs().max() < 1e-4) == proper == found.is_proper
+    assert found.total_weight[0] < 0.9
+    told = " ".join(weights.told(found))
     assert ("do not sum to one" in told) != proper
-    near = found.weights._replace(is_weighted=True, least_ess=30.0, total_weight=(1.0, 1.0), collapsed=0.0)
-    assert "instead of weighting" not in " ".join(words.weights(near))
+    near = found._replace(is_weighted=True, least_ess=30.0, total_weight=(1.0, 1.0), collapsed=0.0)
+    assert "instead of weighting" not in " ".join(weights.told(near))
 
 
 def test_the_likelihood_is_that_of_targets_as_people_see_them():
-    findings = findings_of("table")
-    subject = findings.subject
+    subject = examples_of("table").subject
     found = judges(subject.calibrated, subject.held_out.x, 10_000)
     y, prediction = subject.held_out.y[found.rows], subject.calibrated(subject.held_out.x[found.rows])
     price = Normal(300 + 80 * prediction.mean.double(), 80 * prediction.variance.double().sqrt())
-    assert findings.quality.after.nll == pytest.approx(float(-price.log_prob(300 + 80 * y.double()).mean()), rel=1e-5)
-    own = subject.calibrated.curve
-    assert_close(findings.curve.nll - findings.curve.base_nll, own.nll - own.base_nll)
-    assert findings.curve.base_nll == pytest.approx(own.base_nll + math.log(80))
-    assert findings.curve.guard - findings.curve.base_nll == pytest.approx(own.guard - own.base_nll)
+    expected = float(-price.log_prob(300 + 80 * y.double()).mean())
+    assert accuracy.measure(examples_of("table")).after.nll == pytest.approx(expected, rel=1e-5)
+    own, curve = subject.calibrated.curve, phi.measure(examples_of("table"))
+    assert_close(curve.nll - curve.base_nll, own.nll - own.base_nll)
+    assert curve.base_nll == pytest.approx(own.base_nll + math.log(80))
+    assert curve.guard - curve.base_nll == pytest.approx(own.guard - own.base_nll)

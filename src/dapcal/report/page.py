@@ -5,29 +5,49 @@ from __future__ import annotations
 import base64
 import hashlib
 
-from dapcal.report import headline, sections, words
-from dapcal.report.findings import Findings
-from dapcal.report.markup import items, paragraph, section, tag, text
-from dapcal.report.strange_rows import strangest
-from dapcal.report.style import CSS, SCRIPT
+from dapcal.report import headline
+from dapcal.report.examples import Examples
+from dapcal.report.kit.markup import cut, paragraph, section, tag, text
+from dapcal.report.kit.style import CSS, SCRIPT
+from dapcal.report.predictions import quietly
+from dapcal.report.questions import (
+    accuracy,
+    away_from_data,
+    doubtful,
+    highest_scores,
+    how_sure,
+    phi,
+    plane,
+    settings,
+    weights,
+)
 
 
-def page(findings: Findings) -> str:
+@quietly()
+def page(examples: Examples) -> str:
     """The whole HTML file."""
+    good, sure, away = accuracy.measure(examples), how_sure.measure(examples), away_from_data.measure(examples)
+    highest = highest_scores.measure(examples)
     answers = [
-        ("quality", "How good is it?", sections.quality(findings)),
-        ("calibration", "Does it know how good it is?", sections.calibration(findings)),
-        ("plane", "What it knows, and where", sections.plane(findings)),
-        ("away", "What does it do away from its data?", sections.away(findings)),
-        ("strangest", f"Strangest examples: {words.cut(findings.strangest_of)}", strangest(findings)),
-        ("selective", "What if doubtful ones go to a person?", sections.selective(findings)),
-        ("phi", "How φ was chosen", sections.phi(findings)),
-        ("diagnostics", "Can the computation be trusted?", items(words.weights(findings.weights))),
-        ("settings", "Notes and settings", sections.settings(findings)),
+        ("quality", "How good is it?", accuracy.section(examples, good, sure)),
+        ("calibration", "Does it know how good it is?", how_sure.section(examples, sure)),
+        ("plane", "What it knows, and where", plane.section(examples, plane.measure(examples))),
+        ("away", "What does it do away from its data?", away_from_data.section(examples, away)),
+        ("strangest", highest_scores.heading(examples), highest_scores.section(examples, highest)),
+        ("selective", "What if doubtful ones go to a person?", doubtful.section(examples, doubtful.measure(examples))),
+        ("phi", "How φ was chosen", phi.section(examples, phi.measure(examples))),
+        ("diagnostics", "Can the computation be trusted?", weights.section(examples, weights.measure(examples))),
+        ("settings", "Notes and settings", settings.section(examples, settings.measure(examples))),
     ]
     answers = [answer for answer in answers if answer[2]]
-    main = tag("main", "".join(section(*answer) for answer in answers))
-    return _document(findings.subject.title, _header(findings, answers), main)
+    title = examples.subject.title
+    lead = (
+        headline.what(examples.subject),
+        headline.how_good(examples, good, sure),
+        headline.how_far(examples, away),
+    )
+    header = _header(title, " ".join(lead), headline.in_short(examples, sure, away), answers)
+    return _document(title, header, tag("main", "".join(section(*answer) for answer in answers)))
 
 
 def _document(title: str, header: str, main: str) -> str:
@@ -45,17 +65,15 @@ def _document(title: str, header: str, main: str) -> str:
     )
 
 
-def _header(findings: Findings, answers: list[tuple[str, str, str]]) -> str:
-    subject = findings.subject
+def _header(title: str, lead: str, in_short: str, answers: list[tuple[str, str, str]]) -> str:
     links = "".join(tag("li", tag("a", text(heading), href=f"#{name}")) for name, heading, _ in answers)
     button = '<button id="theme" type="button" hidden>Dark colours</button>'
-    sentences = (headline.what(subject), headline.how_good(findings), headline.how_far(findings))
     return tag(
         "header",
         tag("div", paragraph("Report on a distance-aware model", "kicker") + button, class_="bar-top")
-        + tag("h1", text(words.cut(subject.title, 120)))
-        + paragraph(" ".join(sentences), "lead")
-        + tag("p", tag("strong", "In short: ") + text(headline.in_short(findings)), class_="short")
+        + tag("h1", text(cut(title, 120)))
+        + paragraph(lead, "lead")
+        + tag("p", tag("strong", "In short: ") + text(in_short), class_="short")
         + tag("nav", tag("ul", links), aria_label="Sections"),
     )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -11,6 +14,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.diagnostics import total_weight
 from dapcal.explain import exact_p_values
 from dapcal.predictive import Prediction
+from dapcal.types import DapcalWarning
 
 _BATCH = 256
 
@@ -48,6 +52,14 @@ def predict(calibrated: Calibrated, x: Tensor, y: Tensor | None = None) -> Predi
         after=_joined([part.after for part in parts]),
         **{name: torch.cat([getattr(part, name) for part in parts], -1) for name in Predicted._fields[2:]},
     )
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without warnings of collapsed weights: they come once a batch, and the report counts them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DapcalWarning)
+        yield
 
 
 def _one(calibrated: Calibrated, x: Tensor, y: Tensor | None) -> Predicted:

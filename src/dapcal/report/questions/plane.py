@@ -1,7 +1,8 @@
-"""Two-dimensional inputs: confidence or epistemic deviation over the plane, for several values of φ."""
+"""What it knows, and where: confidence or epistemic deviation over two inputs, for several values of φ."""
 
 from __future__ import annotations
 
+import base64
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,11 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.models.subject import Axis, Subject
-from dapcal.report.unseen import sample
+from dapcal.report.examples import Examples, sample
+from dapcal.report.kit.colors import palette, palette_png
+from dapcal.report.kit.markup import cut, tag, text
+from dapcal.report.kit.numbers import number, percent
+from dapcal.report.kit.svg import WIDTH, Plot, Scale
 from dapcal.types import Adjusted
 
 _CELLS = 96  # along each side
@@ -42,9 +47,9 @@ class Map(NamedTuple):
     range: tuple[float, float]  # of the values that colours stand for
 
 
-def plane(subject: Subject) -> Map | None:
+def measure(examples: Examples) -> Map | None:
     """The map, where inputs are two numbers."""
-    train = subject.train.x
+    subject, train = examples.subject, examples.subject.train.x
     if train.ndim != 2 or train.shape[1] != 2 or not train.is_floating_point():
         return None
     calibrated = subject.calibrated
@@ -75,6 +80,84 @@ def plane(subject: Subject) -> Map | None:
         is_second=(subject.train.y[rows].reshape(len(rows), -1)[:, 0] == 1).cpu() & (len(subject.classes) == 2),
         range=_range(values, len(subject.classes)),
     )
+
+
+def section(examples: Examples, found: Map | None) -> str:
+    """The map under its slider; empty where there is none."""
+    if found is None:
+        return ""
+    is_classification = examples.subject.is_classification
+    name = "confidence" if is_classification else "deviation from missing data"
+    told = [_frame_words(frame, place == found.chosen) for place, frame in enumerate(found.frames)]
+    slider = (
+        '<label for="phi-range">How much distance counts (φ)</label>'
+        f'<input id="phi-range" type="range" min="0" max="{len(told) - 1}" step="1" value="{found.chosen}">'
+        f'<output id="phi-output" for="phi-range">{text(told[found.chosen])}</output>'
+    )
+    hidden = tag("ul", "".join(tag("li", text(each)) for each in told), id="phi-words", hidden="")
+    colors = _color_bar(found, name, is_classification)
+    content = chart(found, name) + colors + tag("div", slider, class_="slider") + hidden
+    return tag("figure", content + tag("figcaption", text(caption(examples.subject, found))), class_="alone")
+
+
+def _frame_words(found: MapFrame, is_chosen: bool) -> str:
+    """What a frame of the map shows."""
+    if found.phi is None:
+        return "Without distance: the model as it was"
+    if is_chosen:
+        return f"φ = {number(found.phi)}, the calibrated one"
+    return f"φ = {number(found.phi)}: distance counts {number(found.times, 2)} × as much as calibrated"
+
+
+def caption(subject: Subject, found: Map) -> str:
+    """What the map shows."""
+    name = "Confidence" if subject.classes else "Standard deviation that comes from missing data"
+    classes = [cut(name, 24) for name in subject.classes]
+    by = f", white for {classes[0]} and black for {classes[1]}" if len(classes) == 2 else ""
+    return (
+        f"{name} over the two inputs, and {len(found.points):,} training examples{by}. Move the slider, or use the "
+        "arrow keys, to see other values of φ; the leftmost is the model as it was."
+    )
+
+
+def chart(data: Map, value_name: str) -> str:
+    """All frames of the map, of which one is shown, under the training inputs."""
+    plot = Plot(Scale(data.low[0], data.high[0]), Scale(data.low[1], data.high[1]), height=350)
+    frames = [
+        tag(
+            "image",
+            href=f"data:image/png;base64,{base64.b64encode(palette_png(frame.values, *data.range)).decode()}",
+            x=plot.left,
+            y=plot.top,
+            width=WIDTH - plot.left - plot.right,
+            height=plot.height - plot.top - plot.bottom,
+            preserveAspectRatio="none",
+            class_="frame on" if place == data.chosen else "frame",
+        )
+        for place, frame in enumerate(data.frames)
+    ]
+    points = [
+        tag("circle", cx=plot.across(x), cy=plot.up(y), r=2, class_="point other" if is_second else "point")
+        for (x, y), is_second in zip(data.points.tolist(), data.is_second.tolist(), strict=True)
+    ]
+    axes = plot.axes(data.axes[0].name, data.axes[1].name)
+    return plot.drawing(f"{value_name} over the two inputs", axes, *frames, *points)
+
+
+def _color_bar(data: Map, value_name: str, as_percent: bool) -> str:
+    """What colours stand for."""
+    colors, width = palette(32), 200
+    parts = [
+        tag("rect", x=place * width / 32, y=0, width=width / 32 + 0.5, height=12, fill=f"rgb{color}")
+        for place, color in enumerate(colors)
+    ]
+    low, high = ((percent if as_percent else number)(value) for value in data.range)
+    high = high if as_percent else f"{high} or more"
+    parts.append(tag("text", text(low), x=0, y=28, class_="tick start"))
+    parts.append(tag("text", text(high), x=width, y=28, class_="tick end"))
+    parts.append(tag("text", text(value_name), x=width / 2, y=28, class_="name middle"))
+    label = f"Colours: {value_name} from {low} to {high}"
+    return tag("svg", "".join(parts), viewBox=f"-2 0 {width + 4} 34", role="img", aria_label=label, class_="colours")
 
 
 def _values(calibrated: Calibrated, grid: Tensor, factors: Tensor) -> Tensor:

@@ -31,6 +31,15 @@ def text(words: str) -> str:
     return escape(_BEFORE_OR_AFTER_A_SIGN.sub("\u00a0", words))
 
 
+def cut(words: str, most: int = 60) -> str:
+    """Long words end in an ellipsis.
+
+    >>> cut("short"), cut("a long name", 6)
+    ('short', 'a lon…')
+    """
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
 def paragraph(words: str, class_: str = "plain") -> str:
     """A paragraph of text."""
     return tag("p", text(words), class_=class_)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dapcal.report.markup import tag, text
-from dapcal.report.numbers import number
+from dapcal.report.kit.markup import tag, text
+from dapcal.report.kit.numbers import number
 
 WIDTH, HEIGHT = 380, 270  # units of the drawing; the page scales it
 _CHARACTER = 6.2  # about the width of one in an axis label

@@ -1,0 +1,128 @@
+"""How good is it? Errors and proper scores on held-out data, before and after."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from dapcal import metrics
+from dapcal.report.examples import Examples
+from dapcal.report.kit.markup import paragraph, table
+from dapcal.report.kit.numbers import number, percent
+from dapcal.report.predictions import Answers
+from dapcal.report.questions.how_sure import Line, Sureness, error_of
+
+
+class ClassAccuracy(NamedTuple):
+    """Of class probabilities."""
+
+    accuracy: float
+    nll: float
+    brier: float
+
+    def error(self) -> Line:
+        """How often it is right."""
+        return "share right (accuracy)", percent(self.accuracy), "high"
+
+    def scores(self) -> list[Line]:
+        """What errors and wrong doubts cost together."""
+        return [_nll_line(self.nll), ("Brier score", number(self.brier), "low")]
+
+    def told(self, count: int) -> str:
+        """The sentence that `how_sure` ends."""
+        error = error_of(self.accuracy, count)
+        return f"it is right {percent(self.accuracy)} of the time (give or take {percent(2 * error)})"
+
+
+class NumberAccuracy(NamedTuple):
+    """Of Gaussian predictions, all as people see the target."""
+
+    rmse: float
+    nll: float
+    crps: float
+
+    def error(self) -> Line:
+        """How far off it is."""
+        return "error (root mean square)", number(self.rmse), "low"
+
+    def scores(self) -> list[Line]:
+        """What errors and wrong doubts cost together."""
+        return [("CRPS", number(self.crps), "low"), _nll_line(self.nll)]
+
+    def told(self, count: int) -> str:  # noqa: ARG002
+        """The sentence that `how_sure` ends."""
+        return f"its error is {number(self.rmse)} (root mean square)"
+
+
+class Accuracy(NamedTuple):
+    """Before and after."""
+
+    before: ClassAccuracy | NumberAccuracy
+    after: ClassAccuracy | NumberAccuracy
+
+
+def measure(examples: Examples) -> Accuracy:
+    """Against the targets of the held-out examples."""
+    of = _of_classes if examples.subject.is_classification else _of_numbers
+    return Accuracy(of(examples, examples.held_out.before), of(examples, examples.held_out.after))
+
+
+def section(examples: Examples, found: Accuracy, sure: Sureness) -> str:
+    """The table, and what distance costs near the data; `sure` gives lines of it."""
+    lead = "“Before” is the model as it was, “after” the same model with distance taken into account."
+    before = [found.before.error(), *sure.before.lines(), *found.before.scores()]
+    after = [found.after.error(), *sure.after.lines(), *found.after.scores()]
+    rows = [(name, old, new, good) for (name, old, _), (_, new, good) in zip(before, after, strict=True)]
+    return (
+        paragraph(f"{lead} {judged_on(examples)}")
+        + table("Quality on held-out examples", ("", "before", "after", "should be"), rows)
+        + paragraph(price(examples, found), "small")
+    )
+
+
+def judged_on(examples: Examples) -> str:
+    """Which held-out data the numbers come from."""
+    if examples.is_independent:
+        return (
+            f"Measured on {examples.count:,} held-out examples that had no say in choosing φ (the other half of the "
+            "held-out data chose it)."
+        )
+    return (
+        f"Measured on {examples.count:,} held-out examples. Half of the held-out data chose φ, and which half is not "
+        "known here, so what stands under “after” may flatter a little."
+    )
+
+
+def price(examples: Examples, found: Accuracy) -> str:
+    """What taking distance into account costs on data like the training data."""
+    change = found.after.nll - found.before.nll
+    if change == 0:
+        return "Taking distance into account leaves the negative log-likelihood here as it was."
+    words = f"Taking distance into account {'raises' if change > 0 else 'lowers'} the negative log-likelihood here by"
+    curve = examples.subject.calibrated.curve
+    allowed = curve.guard - curve.base_nll
+    guard = (
+        f"; the calibration allowed a rise of {number(allowed, 2)} on its own half" if math.isfinite(allowed) else ""
+    )
+    return f"{words} {number(abs(change), 2)} nats{guard}."
+
+
+def _of_classes(examples: Examples, answers: Answers) -> ClassAccuracy:
+    return ClassAccuracy(
+        accuracy=metrics.accuracy(answers.mean, examples.y),
+        nll=float(-answers.log_prob.mean()),
+        brier=metrics.brier(answers.mean, examples.y),
+    )
+
+
+def _of_numbers(examples: Examples, answers: Answers) -> NumberAccuracy:
+    y, size = examples.y, abs(examples.subject.unit[1])
+    return NumberAccuracy(
+        rmse=size * metrics.rmse(answers.mean, y),
+        nll=float(-answers.log_prob.mean()) + y.shape[1] * math.log(size),  # a density in the target's unit
+        crps=size * metrics.crps_gaussian(answers.mean, answers.variance, y),
+    )
+
+
+def _nll_line(nll: float) -> Line:
+    return "negative log-likelihood (nats)", number(nll), "low"
