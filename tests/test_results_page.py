@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dapcal.experiments.gap_evaluation import HARDEST
-from dapcal.experiments.image_methods import methods
+from dapcal.experiments.gap.evaluation import HARDEST
+from dapcal.experiments.images.methods import methods
+from dapcal.experiments.page.cells import Number, beside, decimal, mark, number, power, show, table
+from dapcal.experiments.page.files import read_gap, read_images
+from dapcal.experiments.page.results import results_page, write
 from dapcal.experiments.published import IMAGES, PHI, UCI_GAP
-from dapcal.experiments.results_cells import Number, beside, decimal, mark, number, power, show, table
-from dapcal.experiments.results_files import read_gap, read_images
-from dapcal.experiments.results_page import results_page, write
 
 SETS = ("MNIST", "SVHN")
 SCORES = {

@@ -22,8 +22,9 @@ from typer.testing import CliRunner
 
 from cases import hears_ctrl_c
 from dapcal import cli
-from dapcal.experiments import EXPERIMENTS, image_run, parallel
-from dapcal.experiments.image_run import run_task, settings
+from dapcal.experiments import EXPERIMENTS, parallel
+from dapcal.experiments.images import run as image_run
+from dapcal.experiments.images.run import run_task, settings
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.experiments.runner import as_json, run_and_write
 from image_cases import TASK

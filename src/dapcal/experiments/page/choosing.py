@@ -1,6 +1,6 @@
 """The tables of docs/choosing.md, made from result files and from nothing else.
 
-Run: python -m dapcal.experiments.results_choosing results docs/choosing.md
+Run: python -m dapcal.experiments.page.choosing results docs/choosing.md
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dapcal.experiments.page.cells import NOTHING, Number, decimal, number, show, table
+from dapcal.experiments.page.files import GapResults, ImageResults, Row, read_gap, read_images
 from dapcal.experiments.published import IMAGES
-from dapcal.experiments.results_cells import NOTHING, Number, decimal, number, show, table
-from dapcal.experiments.results_files import GapResults, ImageResults, Row, read_gap, read_images
 from dapcal.files import write_text
 
 POSTERIORS = {  # as the toys call them: rows alone and with distance

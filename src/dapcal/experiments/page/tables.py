@@ -1,6 +1,6 @@
 """The results tables of the documentation, made from result files and from nothing else.
 
-Run: python -m dapcal.experiments.tables results README.md docs/posteriors.md
+Run: python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 """
 
 from __future__ import annotations

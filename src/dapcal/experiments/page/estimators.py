@@ -1,6 +1,6 @@
 """The table of docs/sklearn.md: the estimators beside scikit-learn's perceptrons, made from results/estimators.json.
 
-Run: python -m dapcal.experiments.results_estimators results docs/sklearn.md
+Run: python -m dapcal.experiments.page.estimators results docs/sklearn.md
 """
 
 from __future__ import annotations

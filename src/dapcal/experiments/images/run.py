@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dapcal import metrics
-from dapcal.experiments.image_bench import Bench, ImageTask
-from dapcal.experiments.image_methods import PARTS, Answer, Fitted, methods
+from dapcal.experiments.images.bench import Bench, ImageTask
+from dapcal.experiments.images.methods import PARTS, Answer, Fitted, methods
 from dapcal.experiments.parallel import processes
 from dapcal.experiments.records import Outcome, Run, environment
 from dapcal.files import remove_parts, write_text

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 
-from dapcal.experiments.gap_evaluation import evaluate
-from dapcal.experiments.gap_summary import summarise
-from dapcal.experiments.gap_training import Plan, prepare, train
+from dapcal.experiments.gap.evaluation import evaluate
+from dapcal.experiments.gap.summary import summarise
+from dapcal.experiments.gap.training import Plan, prepare, train
 from dapcal.experiments.parallel import processes
 from dapcal.experiments.published import UCI_GAP
 from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread

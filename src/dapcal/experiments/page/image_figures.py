@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from dapcal.experiments.page.cells import decimal
+from dapcal.experiments.page.files import ImageResults, Row
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, new_figure, style
 from dapcal.experiments.published import PHI
-from dapcal.experiments.results_cells import decimal
-from dapcal.experiments.results_files import ImageResults, Row
 
 try:
     from matplotlib.axes import Axes
