@@ -8,7 +8,6 @@ import re
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from torch import Tensor
 from dapcal import metrics
 from dapcal.experiments.images.bench import Bench, ImageTask
 from dapcal.experiments.images.methods import PARTS, Answer, Fitted, methods
-from dapcal.experiments.parallel import processes
-from dapcal.experiments.records import Outcome, Run, environment
+from dapcal.experiments.parallel import looks, processes
+from dapcal.experiments.records import Outcome, Run, environment, with_leaves
 from dapcal.files import remove_parts, write_text
 from dapcal.types import DapcalWarning
 
 SEEDS = 5
 BATCH = 2000  # images at a time
-PAUSE = 0.1  # seconds between looks at what other processes have done
 DRAWN = ("MAP", "ODIN", "DDU", "DE", "VI", "DAP, paper's", "DAP, ours")  # rows whose curves are kept
 BINS = 60
 
@@ -50,9 +48,11 @@ def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
     places = [(task, seed, this.work / f"seed-{seed}", this.device, threads) for seed in seeds]
     with processes(this.jobs) as submit:
         for stage in Bench.stages(task, this.parts) if this.jobs > 1 else []:  # else rows train what they need
-            _await([submit(_train, *place, name) for name in stage for place in places], tell)
+            for _ in looks([submit(_train, *place, name) for name in stage for place in places]):
+                tell()
         here = (tell,) if this.jobs == 1 else ()
-        _await([submit(_make_rows, *place, rows[place[1]], *here) for place in places], tell)
+        for _ in looks([submit(_make_rows, *place, rows[place[1]], *here) for place in places]):
+            tell()
     tell()
     numbers = {
         "experiment": name,
@@ -71,17 +71,6 @@ def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
 def settings(task: ImageTask) -> dict[str, Any]:
     """A task in plain words, for the result file."""
     return {**asdict(task), "network": task.network.__doc__, "sigma0": 1.0, "kl_weight": 1.0}
-
-
-def _await(calls: list[Future[None]], tell: Callable[[], None]) -> None:
-    """Tell of what is finished, until all is; the first error is raised at once."""
-    while calls:
-        done = {future for future in calls if future.done()}  # `futures.wait` breaks where Ctrl-C meets its locks
-        for future in done:
-            future.result()
-        tell()
-        calls = [future for future in calls if future not in done]
-        time.sleep(PAUSE if calls else 0)
 
 
 def _train(task: ImageTask, seed: int, work: Path, device: str, threads: int, name: str) -> None:
@@ -171,7 +160,7 @@ def measured(fitted: Fitted, bench: Bench, curves: bool) -> dict[str, Any]:
         }
     if curves:
         numbers["curves"] = _curves(inside, outside, y)
-    return _plain(numbers)
+    return with_leaves(numbers, _plain)
 
 
 def _answers(fitted: Fitted, x: Tensor) -> Answer:
@@ -257,12 +246,8 @@ def _rounded(numbers: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in numbers.items()}
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it: numbers for tensors, null for what is not finite."""
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _plain(leaf: Any) -> Any:
+    """As JSON has it: numbers for a tensor, null for what is not finite."""
+    if isinstance(leaf, Tensor):
+        return with_leaves(leaf.tolist(), _plain)
+    return None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf
