@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dapcal import calibrate
 from dapcal.experiments.images import bench as image_bench
+from dapcal.experiments.images import measurement
 from dapcal.experiments.images import methods as image_methods
 from dapcal.experiments.images import run as image_run
 from dapcal.experiments.images.bench import Bench, ImageTask
@@ -154,9 +155,9 @@ def test_detection_is_that_of_the_scores(finished, bench: Bench, row: str):
 def test_what_is_measured_does_not_depend_on_the_batches(bench: Bench, monkeypatch):
     fitted = methods(bench.task.outside)["VI"].fit(bench)
     with torch.no_grad():
-        whole = image_run.measured(fitted, bench, curves=False)
-        monkeypatch.setattr(image_run, "BATCH", 32)
-        assert image_run.measured(fitted, bench, curves=False)["ood"] == whole["ood"]
+        whole = measurement.measured(fitted, bench, curves=False)
+        monkeypatch.setattr(measurement, "BATCH", 32)
+        assert measurement.measured(fitted, bench, curves=False)["ood"] == whole["ood"]
 
 
 # Doubt

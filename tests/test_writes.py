@@ -25,7 +25,7 @@ WRITERS = {  # functions that write, by file
 }
 HELPERS = {  # functions that are handed the part file of one of those
     "src/dapcal/experiments/datasets/downloads.py": {"_write_parquet"},
-    "src/dapcal/experiments/page/image_figures.py": {"save"},
+    "src/dapcal/experiments/page/drawings.py": {"save"},
     "src/dapcal/own/scores.py": {"_savez"},
     "src/dapcal/tables/writing.py": {"_parquet_writer", "_text_writer"},
 }

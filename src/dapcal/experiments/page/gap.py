@@ -9,8 +9,8 @@ from typing import Any
 from dapcal.experiments.gap.summary import base_of, summarise
 from dapcal.experiments.page import gap_figures as figures
 from dapcal.experiments.page.cells import DOWN, NOTHING, UP, Number, decimal, mark, marks, median, show, table
+from dapcal.experiments.page.drawings import Drawing
 from dapcal.experiments.page.files import GapResults
-from dapcal.experiments.page.image_figures import Drawing
 from dapcal.experiments.published import UCI_GAP
 
 NEAREST = {

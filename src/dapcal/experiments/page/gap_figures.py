@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from dapcal.experiments.gap.summary import base_of
+from dapcal.experiments.page.drawings import BLACK, Drawing
 from dapcal.experiments.page.files import GapResults
-from dapcal.experiments.page.image_figures import BLACK, Drawing
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, new_figure
 from dapcal.experiments.published import UCI_GAP
 

@@ -17,6 +17,7 @@ from dapcal.experiments.page.cells import (
     show,
     table,
 )
+from dapcal.experiments.page.drawings import Drawing
 from dapcal.experiments.page.files import ImageResults, Row, Source, rows_of
 from dapcal.experiments.published import EARLIER, IMAGES, PHI
 
@@ -28,7 +29,7 @@ PAIRS = (
 )  # fmt: skip
 """Every posterior, followed by what our default makes of it."""
 
-Block = str | figures.Drawing
+Block = str | Drawing
 
 
 def section(results: ImageResults) -> list[Block]:

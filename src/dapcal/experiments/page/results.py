@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dapcal.experiments.page.cells import DOWN, UP, table
+from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.files import GapResults, ImageResults, Source, read_gap, read_images
 from dapcal.experiments.page.gap import section as gap_section
-from dapcal.experiments.page.image_figures import Drawing, save
 from dapcal.experiments.page.images import section as image_section
 from dapcal.experiments.published import IMAGES
 from dapcal.files import complete_or_absent, write_text
