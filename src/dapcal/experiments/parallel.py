@@ -1,4 +1,9 @@
-"""Calls in several processes that end with the one that started them, whatever ends it."""
+"""Calls in several processes that end with the one that started them, whatever ends it.
+
+Not joblib (1.6 was tried): 30 s after SIGKILL or SIGTERM to the parent its workers were still busy with their calls,
+where ours had ended within 0.6 s. Ctrl-C ends both in 2 to 3 s, and both take as long to start (7 s of processor time
+for two processes, nearly all of it imports).
+"""
 
 from __future__ import annotations
 
