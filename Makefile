@@ -28,13 +28,13 @@ results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of RE
 	cp build/results/two-moons.json build/results/sinusoid.json build/results/posteriors.json results/
 	cp build/results/two-moons-confidence.png build/results/posteriors-*.png docs/
 	$(VENV)/bin/python docs/figures.py
-	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
+	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 
 page: $(STAMP)  # docs/results.md with its figures, and the README's table, from the files in results/
-	$(VENV)/bin/python -m dapcal.experiments.results_page results docs
-	$(VENV)/bin/python -m dapcal.experiments.results_choosing results docs/choosing.md
-	$(VENV)/bin/python -m dapcal.experiments.results_estimators results docs/sklearn.md
-	$(VENV)/bin/python -m dapcal.experiments.tables results README.md docs/posteriors.md
+	$(VENV)/bin/python -m dapcal.experiments.page.results results docs
+	$(VENV)/bin/python -m dapcal.experiments.page.choosing results docs/choosing.md
+	$(VENV)/bin/python -m dapcal.experiments.page.estimators results docs/sklearn.md
+	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 
 docs: $(STAMP)  # the site, into site/; not --quiet, which hides warnings from --strict
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

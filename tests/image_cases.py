@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dapcal.experiments import image_bench
 from dapcal.experiments.datasets import Images
-from dapcal.experiments.image_bench import ImageTask
+from dapcal.experiments.images import bench as image_bench
+from dapcal.experiments.images.bench import ImageTask
 
 
 def pictures(part: str) -> Images:

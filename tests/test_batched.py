@@ -8,7 +8,16 @@ from torch import nn
 from torch.func import functional_call
 
 from dapcal.data import batch_sizes
-from dapcal.experiments.batched import Adam, Network, Trained, fit_map, fit_variational, initial_weights, mlp, outputs
+from dapcal.experiments.gap.batched import (
+    Adam,
+    Network,
+    Trained,
+    fit_map,
+    fit_variational,
+    initial_weights,
+    mlp,
+    outputs,
+)
 from dapcal.likelihoods import Gaussian
 from dapcal.networks import layout_of
 from dapcal.posteriors import map as map_posterior

@@ -30,9 +30,9 @@ import typer.main
 
 import dapcal
 from dapcal.cli import app
+from dapcal.experiments.page.choosing import ADJUSTMENTS, GAP_POSTERIORS, POSTERIORS, SCORES, choosing_page
+from dapcal.experiments.page.files import ImageResults, read_images
 from dapcal.experiments.published import IMAGES
-from dapcal.experiments.results_choosing import ADJUSTMENTS, GAP_POSTERIORS, POSTERIORS, SCORES, choosing_page
-from dapcal.experiments.results_files import ImageResults, read_images
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

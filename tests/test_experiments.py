@@ -16,11 +16,12 @@ from typer.testing import CliRunner
 
 from cases import hears_ctrl_c
 from dapcal.cli import app
-from dapcal.experiments import DEMO, EXPERIMENTS, every_posterior, sinusoid, two_moons
+from dapcal.experiments import DEMO, EXPERIMENTS
+from dapcal.experiments.page.results import results_page
+from dapcal.experiments.page.tables import posteriors_table, results_table, with_table
 from dapcal.experiments.records import Run, one_thread
-from dapcal.experiments.results_page import results_page
 from dapcal.experiments.runner import run_and_write, write_page
-from dapcal.experiments.tables import posteriors_table, results_table, with_table
+from dapcal.experiments.toys import every_posterior, sinusoid, two_moons
 
 ROOT = Path(__file__).parent.parent
 

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 
 from dapcal import calibrate
-from dapcal.experiments import image_bench, image_methods, image_run
-from dapcal.experiments.image_bench import Bench, ImageTask
-from dapcal.experiments.image_methods import PARTS, Answer, Fitted, Method, doubt, methods
-from dapcal.experiments.image_run import run_task
-from dapcal.experiments.images import FASHION_MNIST, MNIST, lenet, mlp
+from dapcal.experiments.images import bench as image_bench
+from dapcal.experiments.images import measurement
+from dapcal.experiments.images import methods as image_methods
+from dapcal.experiments.images import run as image_run
+from dapcal.experiments.images.bench import Bench, ImageTask
+from dapcal.experiments.images.methods import PARTS, Answer, Fitted, Method, doubt, methods
+from dapcal.experiments.images.run import run_task
+from dapcal.experiments.images.tasks import FASHION_MNIST, MNIST, lenet, mlp
 from dapcal.experiments.records import Outcome, Run
 from dapcal.search import Curve, search
 from dapcal.spaces import auroc
@@ -152,9 +155,9 @@ def test_detection_is_that_of_the_scores(finished, bench: Bench, row: str):
 def test_what_is_measured_does_not_depend_on_the_batches(bench: Bench, monkeypatch):
     fitted = methods(bench.task.outside)["VI"].fit(bench)
     with torch.no_grad():
-        whole = image_run.measured(fitted, bench, curves=False)
-        monkeypatch.setattr(image_run, "BATCH", 32)
-        assert image_run.measured(fitted, bench, curves=False)["ood"] == whole["ood"]
+        whole = measurement.measured(fitted, bench, curves=False)
+        monkeypatch.setattr(measurement, "BATCH", 32)
+        assert measurement.measured(fitted, bench, curves=False)["ood"] == whole["ood"]
 
 
 # Doubt

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dapcal.experiments.results_estimators import compared, estimators_page
+from dapcal.experiments.page.estimators import compared, estimators_page
 
 ROOT = Path(__file__).parent.parent
 FOUND = json.loads((ROOT / "results" / "estimators.json").read_text(encoding="utf-8"))

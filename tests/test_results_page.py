@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from dapcal.experiments.gap_evaluation import HARDEST
-from dapcal.experiments.image_methods import methods
+from dapcal.experiments.gap.evaluation import HARDEST
+from dapcal.experiments.images.methods import methods
+from dapcal.experiments.page.cells import Number, beside, decimal, mark, number, power, show, table
+from dapcal.experiments.page.files import read_gap, read_images
+from dapcal.experiments.page.markers import replaced
+from dapcal.experiments.page.results import results_page, write
 from dapcal.experiments.published import IMAGES, PHI, UCI_GAP
-from dapcal.experiments.results_cells import Number, beside, decimal, mark, number, power, show, table
-from dapcal.experiments.results_files import read_gap, read_images
-from dapcal.experiments.results_page import results_page, write
 
 SETS = ("MNIST", "SVHN")
 SCORES = {
@@ -319,3 +320,15 @@ def test_published_rows_are_rows_of_ours():
         assert set(rows) == paper
     assert all(set(rows) == {"MAP", "VI", "VI + paper"} for rows in UCI_GAP.values())
     assert HARDEST == 0.3  # as the page says
+
+
+@pytest.mark.parametrize("text", ["", "BEGIN", "END BEGIN", "BEGIN END BEGIN END"])
+def test_a_page_without_its_comments_is_refused(text: str):
+    with pytest.raises(ValueError, match=r"Expected BEGIN once in the page and END after it, got \d; mend"):
+        replaced(text, "BEGIN", "END", "new")
+
+
+def test_what_is_between_comments_is_replaced_up_to_the_first_end():
+    once = replaced("END a BEGIN old END b END c", "BEGIN", "END", "new")
+    assert once == "END a BEGIN\nnew\nEND b END c"
+    assert replaced(once, "BEGIN", "END", "new") == once

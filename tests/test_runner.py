@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 
 from cases import hears_ctrl_c
 from dapcal import cli
-from dapcal.experiments import EXPERIMENTS, image_run, parallel
-from dapcal.experiments.image_run import run_task, settings
+from dapcal.experiments import EXPERIMENTS, parallel
+from dapcal.experiments.images.run import run_task, settings
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.experiments.runner import as_json, run_and_write
 from image_cases import TASK
@@ -154,7 +154,8 @@ def doze(place: Path) -> None:
 
 def dozing(run: Run) -> Outcome:
     with parallel.processes(run.jobs) as submit:
-        image_run._await([submit(doze, run.work / str(number)) for number in range(5)], lambda: None)
+        for _ in parallel.looks([submit(doze, run.work / str(number)) for number in range(5)]):
+            pass
     raise AssertionError
 
 

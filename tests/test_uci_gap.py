@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from dapcal.experiments.datasets import Table
-from dapcal.experiments.gap_evaluation import evaluate
-from dapcal.experiments.gap_summary import summarise
-from dapcal.experiments.gap_training import Plan, choose, prepare, score_ensemble, score_map, score_variational, train
+from dapcal.experiments.gap.evaluation import evaluate
+from dapcal.experiments.gap.experiment import EXPERIMENT, run_plan
+from dapcal.experiments.gap.summary import summarise
+from dapcal.experiments.gap.training import Plan, choose, prepare, score_ensemble, score_map, score_variational, train
 from dapcal.experiments.published import UCI_GAP
 from dapcal.experiments.records import Run
-from dapcal.experiments.uci_gap import EXPERIMENT, run_plan
 
 ROWS = 240
 

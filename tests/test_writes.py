@@ -16,16 +16,16 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/deploy/programs.py": {"to_onnx"},
     "src/dapcal/experiments/datasets/decoded.py": {"_write"},
     "src/dapcal/experiments/datasets/downloads.py": {"download"},
-    "src/dapcal/experiments/results_page.py": {"write"},
+    "src/dapcal/experiments/page/results.py": {"write"},
     "src/dapcal/experiments/runner.py": {"run_and_write"},
-    "src/dapcal/experiments/uci_gap.py": {"_train"},
+    "src/dapcal/experiments/gap/experiment.py": {"_train"},
     "src/dapcal/own/scores.py": {"writer"},
     "src/dapcal/posteriors/checkpoints.py": {"write"},
     "src/dapcal/tables/writing.py": {"writer"},
 }
 HELPERS = {  # functions that are handed the part file of one of those
     "src/dapcal/experiments/datasets/downloads.py": {"_write_parquet"},
-    "src/dapcal/experiments/results_figures.py": {"save"},
+    "src/dapcal/experiments/page/drawings.py": {"save"},
     "src/dapcal/own/scores.py": {"_savez"},
     "src/dapcal/tables/writing.py": {"_parquet_writer", "_text_writer"},
 }

@@ -1,14 +1,20 @@
-"""The paper's experiments, next to ours. Needs the extras `cli` and `plots`."""
+"""The paper's experiments, next to ours. Needs the extras `cli` and `plots`.
 
-from dapcal.experiments import every_posterior, images, sinusoid, two_moons, uci_gap
+`toys/`, `gap/` and `images/` are the experiments, `datasets/` their data, `page/` what the documentation makes of their
+results; the files beside these folders are what the experiments share.
+"""
+
+from dapcal.experiments.gap import experiment as uci_gap
+from dapcal.experiments.images.tasks import EXPERIMENTS as _IMAGES
 from dapcal.experiments.records import Experiment
+from dapcal.experiments.toys import every_posterior, sinusoid, two_moons
 
 EXPERIMENTS: dict[str, Experiment] = {
     "two-moons": two_moons.EXPERIMENT,
     "sinusoid": sinusoid.EXPERIMENT,
     "posteriors": every_posterior.EXPERIMENT,
     "uci-gap": uci_gap.EXPERIMENT,
-    **images.EXPERIMENTS,
+    **_IMAGES,
 }
 DEMO = ("two-moons", "sinusoid")
 """The experiments that take seconds."""

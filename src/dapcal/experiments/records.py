@@ -102,6 +102,19 @@ def curve_numbers(curve: Curve) -> dict[str, Any]:
     }
 
 
+def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A nest of dicts and lists with everything inside it that is neither of them changed.
+
+    >>> with_leaves({"a": [1.26, "b"], "c": (2.0,)}, lambda leaf: round(leaf, 1) if isinstance(leaf, float) else leaf)
+    {'a': [1.3, 'b'], 'c': [2.0]}
+    """
+    if isinstance(value, dict):
+        return {name: with_leaves(inner, change) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_leaves(inner, change) for inner in value]
+    return change(value)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Networks this small run several times faster without threads that wait for each other."""

@@ -1,7 +1,7 @@
 """Networks trained on gap splits: every learning rate, number of epochs and ensemble member, and the choice among them.
 
-The splits of a data set are of one size, so all of its networks learn at once (`dapcal.experiments.batched`), and the
-numbers of epochs are read off one run. Held-out log-likelihood chooses; the gap itself is never looked at.
+The splits of a data set are of one size, so all of its networks learn at once (`batched`), and the numbers of epochs
+are read off one run. Held-out log-likelihood chooses; the gap itself is never looked at.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.experiments.batched import Network, Trained, fit_map, fit_variational, layout_for, outputs
 from dapcal.experiments.datasets import TABLES, Table, uci
+from dapcal.experiments.gap.batched import Network, Trained, fit_map, fit_variational, layout_for, outputs
 from dapcal.likelihoods.normal import log_normal
 
 

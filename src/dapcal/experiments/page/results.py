@@ -1,6 +1,6 @@
 """The results page and its figures, made from result files and from nothing else but the paper's numbers.
 
-Run: python -m dapcal.experiments.results_page results docs
+Run: python -m dapcal.experiments.page.results results docs
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dapcal.experiments import results_gap, results_images
+from dapcal.experiments.page.cells import DOWN, UP, table
+from dapcal.experiments.page.drawings import Drawing, save
+from dapcal.experiments.page.files import GapResults, ImageResults, Source, read_gap, read_images
+from dapcal.experiments.page.gap import section as gap_section
+from dapcal.experiments.page.images import section as image_section
 from dapcal.experiments.published import IMAGES
-from dapcal.experiments.results_cells import DOWN, UP, table
-from dapcal.experiments.results_figures import Drawing, save
-from dapcal.experiments.results_files import GapResults, ImageResults, Source, read_gap, read_images
 from dapcal.files import complete_or_absent, write_text
 
 
@@ -31,9 +32,9 @@ def results_page(folder: Path) -> Page:
     images = [found for name in IMAGES if (found := read_images(folder, name)) is not None]
     blocks: list[str | Drawing] = ["# Results", *_top(gap, images)]
     if gap is not None:
-        blocks += results_gap.section(gap)
+        blocks += gap_section(gap)
     for found in images:
-        blocks += results_images.section(found)
+        blocks += image_section(found)
     text = "\n\n".join(_shown(block) if isinstance(block, Drawing) else block for block in blocks)
     return Page(text + "\n", [block for block in blocks if isinstance(block, Drawing)])
 

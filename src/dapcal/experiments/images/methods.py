@@ -13,7 +13,7 @@ from dapcal.adjust import MomentMatched, Reweight, Transport
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.detectors import dac, ddu, due, duq, fdbd, gapa, knn, logits, mahalanobis, odin, sngp, temperature, vim
 from dapcal.ensembles import base_of
-from dapcal.experiments.image_bench import Bench
+from dapcal.experiments.images.bench import Bench
 from dapcal.experiments.records import curve_numbers
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.predictive import Prediction

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dapcal.experiments import results_figures as figures
-from dapcal.experiments.image_methods import PARTS
-from dapcal.experiments.published import EARLIER, IMAGES, PHI
-from dapcal.experiments.results_cells import (
+from dapcal.experiments.images.methods import PARTS
+from dapcal.experiments.page import image_figures as figures
+from dapcal.experiments.page.cells import (
     NOTHING,
     beside,
     decimal,
@@ -18,7 +17,9 @@ from dapcal.experiments.results_cells import (
     show,
     table,
 )
-from dapcal.experiments.results_files import ImageResults, Row, Source, rows_of
+from dapcal.experiments.page.drawings import Drawing
+from dapcal.experiments.page.files import ImageResults, Row, Source, rows_of
+from dapcal.experiments.published import EARLIER, IMAGES, PHI
 
 PAPERS, OURS = "DAP, paper's", "DAP, ours"
 SCORES = ("OOD score", "entropy", "confidence", "epistemic", "distance", "p-value")
@@ -28,7 +29,7 @@ PAIRS = (
 )  # fmt: skip
 """Every posterior, followed by what our default makes of it."""
 
-Block = str | figures.Drawing
+Block = str | Drawing
 
 
 def section(results: ImageResults) -> list[Block]:

@@ -1,6 +1,6 @@
 """The table of docs/sklearn.md: the estimators beside scikit-learn's perceptrons, made from results/estimators.json.
 
-Run: python -m dapcal.experiments.results_estimators results docs/sklearn.md
+Run: python -m dapcal.experiments.page.estimators results docs/sklearn.md
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
 from dapcal.files import write_text
 
-START, END = "<!-- table: estimators -->\n", "<!-- end of table -->"
 MEASURES = {  # data set: measures in the file, and whether more is better
     "digits": (("accuracy", True), ("NLL", False)),
     "breast cancer": (("accuracy", True), ("NLL", False)),
@@ -47,10 +47,8 @@ def compared(found: dict[str, Any]) -> list[Compared]:
 
 def estimators_page(text: str, folder: Path) -> str:
     """The page with its table made anew."""
-    before, rest = text.split(START)
-    _, after = rest.split(END)
     found = json.loads((folder / "estimators.json").read_text(encoding="utf-8"))
-    return f"{before}{START}\n{_table(found)}\n\n{END}{after}"
+    return replaced(text, table_begin("estimators"), TABLE_END, f"\n{_table(found)}\n")
 
 
 def _table(found: dict[str, Any]) -> str:

@@ -15,8 +15,8 @@ from dapcal.adjust import Reweight
 from dapcal.calibrate import calibrate
 from dapcal.distances import Space
 from dapcal.ensembles import base_of
-from dapcal.experiments.batched import layout_for, mlp
-from dapcal.experiments.gap_training import (
+from dapcal.experiments.gap.batched import layout_for, mlp
+from dapcal.experiments.gap.training import (
     Networks,
     Plan,
     Setting,

@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import nn
 
-from dapcal.experiments.image_bench import ImageTask
-from dapcal.experiments.image_run import run_task, settings
+from dapcal.experiments.images.bench import ImageTask
+from dapcal.experiments.images.run import run_task, settings
 from dapcal.experiments.records import Experiment
 
 

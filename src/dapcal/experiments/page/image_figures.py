@@ -1,15 +1,16 @@
-"""Figures of image experiments on the results page, each drawn when asked for; its caption needs no drawing."""
+"""Figures of image experiments on the results page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, new_figure, style
+from dapcal.experiments.page.cells import decimal
+from dapcal.experiments.page.drawings import BLACK, Drawing
+from dapcal.experiments.page.files import ImageResults, Row
+from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, new_figure
 from dapcal.experiments.published import PHI
-from dapcal.experiments.results_cells import decimal
-from dapcal.experiments.results_files import ImageResults, Row
 
 try:
     from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise ImportError("Figures need matplotlib; install it with: pip install 'dapcal[plots]'") from error
 
-GREEN, PURPLE, OCHRE, BLACK = "#009e73", "#8b5fbf", "#b58900", "#1a202c"
+GREEN, PURPLE, OCHRE = "#009e73", "#8b5fbf", "#b58900"
 LOOK: dict[str, tuple[str, str]] = {  # colour and line of every method, in all figures
     "MAP": (GREY, "-"),
     "ODIN": (OCHRE, ":"),
@@ -28,14 +29,6 @@ LOOK: dict[str, tuple[str, str]] = {  # colour and line of every method, in all 
     "DAP, ours": (BLUE, "-"),
 }
 SETS = (BLACK, "#d55e00", "#56b4e9")  # OOD sets, in histograms
-
-
-class Drawing(NamedTuple):
-    """A figure that is not drawn yet, with its caption of two sentences."""
-
-    name: str
-    caption: str
-    draw: Callable[[], Figure]
 
 
 def detection(results: ImageResults) -> Iterable[Drawing]:
@@ -166,13 +159,6 @@ def calibration(results: ImageResults) -> Iterable[Drawing]:
         "that of ten probabilities that are all zero.",
         draw,
     )
-
-
-def save(drawing: Drawing, path: Any) -> None:
-    """As PNG, the same bytes every time."""
-    with style():
-        figure = drawing.draw()
-        figure.savefig(path, format="png", dpi=100, metadata={"Software": None}, pil_kwargs={"optimize": True})
 
 
 def _line(axes: Axes, x: Sequence[float], y: Sequence[float], name: str, **more: Any) -> None:

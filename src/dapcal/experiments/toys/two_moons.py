@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
-from dapcal.experiments.both import calibrate_both
 from dapcal.experiments.plots import ORANGE, calibration_panel, mesh, new_figure, style
 from dapcal.experiments.published import PHI
 from dapcal.experiments.records import (
@@ -27,6 +26,7 @@ from dapcal.experiments.records import (
     epochs_of,
     one_thread,
 )
+from dapcal.experiments.toys.comparison import ours_and_papers
 from dapcal.likelihoods import Bernoulli
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
@@ -62,7 +62,7 @@ def run(this: Run) -> Outcome:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DapcalWarning)
         space = Space(Features(), radius=None, name="features")
-        ours, papers = calibrate_both(posterior, train, held_out, around, space, progress)
+        ours, papers = ours_and_papers(posterior, train, held_out, around, space, progress)
         grid, shape = mesh(LOW, HIGH, 161)
         far = torch.cdist(grid, train[0]).min(1).values > FAR
         numbers = {

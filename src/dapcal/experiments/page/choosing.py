@@ -1,6 +1,6 @@
 """The tables of docs/choosing.md, made from result files and from nothing else.
 
-Run: python -m dapcal.experiments.results_choosing results docs/choosing.md
+Run: python -m dapcal.experiments.page.choosing results docs/choosing.md
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dapcal.experiments.page.cells import NOTHING, Number, decimal, number, show, table
+from dapcal.experiments.page.files import GapResults, ImageResults, Row, read_gap, read_images
+from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
 from dapcal.experiments.published import IMAGES
-from dapcal.experiments.results_cells import NOTHING, Number, decimal, number, show, table
-from dapcal.experiments.results_files import GapResults, ImageResults, Row, read_gap, read_images
 from dapcal.files import write_text
 
 POSTERIORS = {  # as the toys call them: rows alone and with distance
@@ -47,19 +48,15 @@ SCORES = {
     "dapcal's distance: the larger of features and inputs": ("DAP, ours", "distance"),
     "dapcal's OOD score: entropy and distances together": ("DAP, ours", "OOD score"),
 }
-END = "<!-- end of table -->"
 
 
 def choosing_page(text: str, folder: Path) -> str:
     """The page with every table between `<!-- table: name -->` and `<!-- end of table -->` made anew."""
-    names = re.findall(r"<!-- table: (\w+) -->", text)
+    names = re.findall(table_begin(r"(\w+)"), text)
     if set(names) != set(TABLES):
         raise ValueError(f"Expected the tables {sorted(TABLES)} in the page, got {sorted(names)}; add their markers")
     for name in names:
-        marker = f"<!-- table: {name} -->\n"
-        before, rest = text.split(marker)
-        after = rest.split(END, 1)[1]
-        text = f"{before}{marker}\n{TABLES[name](folder)}\n\n{END}{after}"
+        text = replaced(text, table_begin(name), TABLE_END, f"\n{TABLES[name](folder)}\n")
     return text
 
 

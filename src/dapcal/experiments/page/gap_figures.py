@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from dapcal.experiments.gap_summary import base_of
+from dapcal.experiments.gap.summary import base_of
+from dapcal.experiments.page.drawings import BLACK, Drawing
+from dapcal.experiments.page.files import GapResults
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, new_figure
 from dapcal.experiments.published import UCI_GAP
-from dapcal.experiments.results_figures import BLACK, Drawing
-from dapcal.experiments.results_files import GapResults
 
 ROWS = {"MAP": GREY, "VI": BLACK, "VI + paper": ORANGE, "VI + ours": BLUE}
 

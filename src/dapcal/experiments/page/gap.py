@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from dapcal.experiments import results_gap_figures as figures
-from dapcal.experiments.gap_summary import base_of, summarise
+from dapcal.experiments.gap.summary import base_of, summarise
+from dapcal.experiments.page import gap_figures as figures
+from dapcal.experiments.page.cells import DOWN, NOTHING, UP, Number, decimal, mark, marks, median, show, table
+from dapcal.experiments.page.drawings import Drawing
+from dapcal.experiments.page.files import GapResults
 from dapcal.experiments.published import UCI_GAP
-from dapcal.experiments.results_cells import DOWN, NOTHING, UP, Number, decimal, mark, marks, median, show, table
-from dapcal.experiments.results_figures import Drawing
-from dapcal.experiments.results_files import GapResults
 
 NEAREST = {
     "MAP": "MAP", "VI": "VI", "VI + paper": "VI + paper", "MAP, paper's grid": "MAP",

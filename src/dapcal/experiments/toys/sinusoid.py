@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
-from dapcal.experiments.both import calibrate_both
 from dapcal.experiments.plots import BLUE, GREY, RED, calibration_panel, new_figure, style
 from dapcal.experiments.records import (
     Experiment,
@@ -25,6 +24,7 @@ from dapcal.experiments.records import (
     epochs_of,
     one_thread,
 )
+from dapcal.experiments.toys.comparison import ours_and_papers
 from dapcal.likelihoods import MeanAndNoise, NoiseHead
 from dapcal.posteriors import laplace
 from dapcal.posteriors import map as map_posterior
@@ -60,7 +60,7 @@ def run(this: Run) -> Outcome:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DapcalWarning)
         space = Space(Identity(), radius=None, name="inputs")
-        ours, papers = calibrate_both(posterior, train, held_out, outside, space, progress)
+        ours, papers = ours_and_papers(posterior, train, held_out, outside, space, progress)
         numbers = {
             "experiment": "sinusoid",
             "seed": seed,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 
-from dapcal.experiments.gap_evaluation import evaluate
-from dapcal.experiments.gap_summary import summarise
-from dapcal.experiments.gap_training import Plan, prepare, train
-from dapcal.experiments.parallel import processes
+from dapcal.experiments.gap.evaluation import evaluate
+from dapcal.experiments.gap.summary import summarise
+from dapcal.experiments.gap.training import Plan, prepare, train
+from dapcal.experiments.parallel import looks, processes
 from dapcal.experiments.published import UCI_GAP
-from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread
+from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread, with_leaves
 from dapcal.files import complete_or_absent, remove_parts, write_text
-
-PAUSE = 0.2  # seconds between two looks at what is finished
 
 
 class Unit(NamedTuple):
@@ -67,21 +64,19 @@ def _records(plan: Plan, this: Run, units: list[Unit]) -> list[dict[str, Any]]:
     """One record for each split, in the order of the units; the largest data sets are trained first."""
     total, done = sum(len(unit.splits) for unit in units), 0
     with processes(this.jobs) as submit:
-        waiting: dict[Future[str], tuple[Unit, int | None]] = {}
-        for unit in sorted(units, key=lambda unit: -len(plan.load(unit.table).x)):
-            waiting[submit(_train, plan, unit, this.seed, this.work)] = unit, None
-        while waiting:
-            finished = [future for future in waiting if future.done()]  # `futures.wait` breaks where Ctrl-C meets it
-            time.sleep(0 if finished else PAUSE)
-            for future in finished:
-                unit, split = waiting.pop(future)
-                line = future.result()
-                if split is None:
-                    for own in unit.splits:
-                        waiting[submit(_evaluate, plan, unit, own, this.seed, this.work)] = unit, own
+        trainings = {
+            submit(_train, plan, unit, this.seed, this.work): unit
+            for unit in sorted(units, key=lambda unit: -len(plan.load(unit.table).x))
+        }
+        calls = list(trainings)
+        for finished in looks(calls):
+            for call in finished:
+                if call in trainings:
+                    unit = trainings[call]
+                    calls += [submit(_evaluate, plan, unit, own, this.seed, this.work) for own in unit.splits]
                     continue
                 done += 1
-                this.say(line)
+                this.say(call.result())
                 this.progress("splits", done, total)
     return [json.loads(_record_of(unit, own, this.work).read_text()) for unit in units for own in unit.splits]
 
@@ -111,7 +106,7 @@ def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
             "split": split,
             "column": table.columns[split],
             "constant": bool((table.x[:, split] == table.x[0, split]).all()),
-            "rows": _short(evaluate(plan, prepare(plan, table, split, seed), networks, seed)),
+            "rows": with_leaves(evaluate(plan, prepare(plan, table, split, seed), networks, seed), _short),
         }
         write_text(path, json.dumps(record) + "\n")
     rows = json.loads(path.read_text())["rows"]
@@ -119,13 +114,9 @@ def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
     return f"{unit.table} {split}: {shown}"
 
 
-def _short(value: Any) -> Any:
-    """Numbers to seven digits: more would say nothing, and fill the result file."""
-    if isinstance(value, dict):
-        return {name: _short(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(inner) for inner in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
+def _short(leaf: Any) -> Any:
+    """A number to seven digits: more would say nothing, and fill the result file."""
+    return float(f"{leaf:.7g}") if isinstance(leaf, float) else leaf
 
 
 def _record_of(unit: Unit, split: int, work: Path) -> Path:

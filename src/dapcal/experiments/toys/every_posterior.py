@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated, calibrate
-from dapcal.experiments import sinusoid, two_moons
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, mesh, new_grid, style
 from dapcal.experiments.records import Experiment, Outcome, Picture, Run, environment, one_thread
+from dapcal.experiments.toys import sinusoid, two_moons
 from dapcal.likelihoods import Bernoulli, Gaussian, Likelihood
 from dapcal.ood_inputs import OODInputs
 from dapcal.posteriors import dropout, ensemble, hmc, laplace, sgmcmc, swag, variational, vogn

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dapcal.experiments.gap_summary import spread
+from dapcal.experiments.gap.summary import spread
 
 POINTS = 2.0  # percentage points from which a difference to the paper is marked
 ERRORS = 2.0  # standard errors beyond which a difference is marked

@@ -12,7 +12,7 @@ from dapcal.ood_inputs import OODInputs
 from dapcal.types import Posterior
 
 
-def calibrate_both(
+def ours_and_papers(
     posterior: Posterior,
     train: tuple[Tensor, Tensor],
     held_out: tuple[Tensor, Tensor],

@@ -1,0 +1,1 @@
+"""UCI gap: tables whose test rows lie where no training row does."""

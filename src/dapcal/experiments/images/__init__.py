@@ -1,0 +1,1 @@
+"""MNIST and Fashion-MNIST: every method against images that it was not trained on."""
