@@ -43,7 +43,7 @@ def run(name: str) -> None:
     x, y = torch.randn(INPUTS, 1, 28, 28), torch.arange(INPUTS) % 10
     if name == "dapcal":
         import dapcal
-        from dapcal.ensembles import base_of
+        from dapcal.ensembles import seen
 
         before, started = peak(), time.perf_counter()
         posterior = dapcal.posteriors.laplace.last_layer(
@@ -52,7 +52,7 @@ def run(name: str) -> None:
         )  # fmt: skip
         fitted = time.perf_counter()
         likelihood = posterior.likelihood
-        probabilities = torch.cat([likelihood.mean(base_of(posterior, batch, closed=True)) for batch in x.split(BATCH)])
+        probabilities = torch.cat([likelihood.mean(seen(posterior, batch)) for batch in x.split(BATCH)])
     else:
         from laplace import Laplace
 

@@ -278,6 +278,9 @@ class Own:
     def outputs(self, x: Tensor) -> Tensor:
         return members().outputs(x)
 
+    def moments(self, x: Tensor, moving: bool = False) -> None:  # noqa: ARG002
+        return None
+
 
 @pytest.mark.parametrize(("call", "error", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_bad_input_is_refused_with_words_that_help(call, error, words):
@@ -353,4 +356,4 @@ def test_an_uninformative_distance_warns_and_names_the_remedy(monkeypatch):
 def test_good_input_warns_of_nothing():
     assert caught_in(calibrate) == []
     assert caught_in(lambda: ready()(FAR)) == []
-    assert caught_in(lambda: regress(adjust=Inflate())) == []  # a posterior wider than the targets has a limit else
+    assert caught_in(lambda: regress(adjust=Inflate(limit=None))) == []  # a posterior wider than the targets has a limit else

@@ -18,7 +18,7 @@ from dapcal.data import Labelled, split
 from dapcal.distances import Space
 from dapcal.gap import GapCrossValidation
 from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
-from dapcal.losses import EmpiricalBayes, LogMarginal, LogPredictive, Target
+from dapcal.losses import EmpiricalBayes, LogMarginal, LogPredictive, Loss, Target
 from dapcal.ood_inputs import Around, Chosen, Given, Hardest, Misclassified
 from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.network import NetworkPosterior
@@ -565,7 +565,7 @@ def test_every_loss_runs_in_regression(loss):
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Loss):
     """A loss of one's own: the factor should be 2."""
 
     def __call__(self, problem):
@@ -574,6 +574,10 @@ class Constant:
 
 def test_a_loss_of_ones_own():
     assert calibrate(loss=Constant(), guard=None).factor == pytest.approx(2.0, rel=0.02)
+    with pytest.raises(TypeError, match=r"derive it from dapcal\.losses\.Loss"):
+        calibrate(loss=lambda problem: lambda factor: torch.zeros(len(problem.x)))
+    with pytest.raises(TypeError, match=r"derive it from dapcal\.types\.Adjustment"):
+        calibrate(adjust=lambda posterior, x: None)
 
 
 def test_the_guard_counts_its_own_uncertainty():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import dapcal
 from dapcal.adjust import Reweight
 from dapcal.likelihoods import Categorical, Gaussian
+from dapcal.moving import moved
 from dapcal.posteriors import ensemble, gaussian
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # of loose guards and collapsed weights
@@ -94,16 +95,26 @@ def test_copies_and_other_devices_predict_the_same(calibrated, blobs):
         assert all(space.projector.network is other.posterior.network for space in other.evidence.further)
 
 
-def test_everything_moves(blobs):
-    """The device meta stands for another one; a Gaussian's checks want numbers, so that draws are brought."""
-    models = [nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)) for _ in range(3)]
-    calibrated = dapcal.calibrate(ensemble.of(models, Categorical()), train=blobs[0], held_out=blobs[1])
-    elsewhere = calibrated.to("meta")
-    space = elsewhere.distance.spaces[0]
-    tensors = (elsewhere.example, elsewhere.posterior.draws, elsewhere.evidence.held_out, space.metric.index.points)
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert {p.device.type for p in elsewhere.posterior.network.parameters()} == {"meta"}
-    assert calibrated.example.device.type == "cpu"
+@dataclass(frozen=True)
+class Nested:
+    """Everything that a fitted object is made of."""
+
+    tensor: torch.Tensor
+    inner: tuple[dict[str, torch.Tensor], nn.Module]
+    same: torch.Tensor
+    name: str = "nested"
+
+
+def test_everything_moves():
+    """The device meta stands for another one."""
+    tensor = torch.zeros(2)
+    found = moved(Nested(tensor, ({"a": torch.ones(1)}, nn.Linear(1, 1)), tensor), torch.device("meta"))
+    assert found.tensor is found.same
+    assert found.tensor.is_meta
+    assert found.inner[0]["a"].is_meta
+    assert found.inner[1].weight.is_meta
+    assert found.name == "nested"
+    assert not tensor.is_meta
 
 
 def test_an_ensemble_moves_with_its_members(blobs):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cases import KnownNoise
 from dapcal.adjust import ClosedForm, Inflate, Reweight, SelfNormalised, Transport
-from dapcal.ensembles import base_of
+from dapcal.ensembles import seen
 from dapcal.likelihoods import Bernoulli
 from dapcal.posteriors import hmc, laplace, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
@@ -168,7 +168,7 @@ EXACT = [name for name in LINEAR if METHODS[name].covariance == "full"]
 def test_closed_forms_are_exact(name):
     """The predictive distribution is N(φᵀμ, φᵀΣφ + s²)."""
     posterior, x = fitted(name), new_inputs()
-    base = base_of(posterior, x, closed=True)
+    base = seen(posterior, x)
     likelihood = posterior.likelihood
     torch.testing.assert_close(likelihood.mean(base)[:, 0], with_bias(x) @ line().mean)
     torch.testing.assert_close(likelihood.variance(base)[:, 0], variance_at(x, target(name)) + NOISE**2)

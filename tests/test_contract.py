@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 import dapcal
 from dapcal.adjust import ClosedForm, Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
-from dapcal.adjust.base import is_closed
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
-from dapcal.ensembles import base_of
+from dapcal.ensembles import seen
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MeanAndNoise, NoiseHead
 from dapcal.linear import LastLayer, Linearised
@@ -348,7 +347,7 @@ def test_only_stacked_predictions_have_no_network():
 @combinations()
 def test_distance_zero_gives_back_the_base_posterior(name, kind, adjust):
     rule, posterior, x = ADJUSTMENTS[adjust], fitted(name, kind), inputs(6, 9)
-    base = base_of(posterior, x, is_closed(rule.adjust, posterior))
+    base = seen(posterior, x, drawn=not rule.adjust.closed_form)
     adjusted = rule.adjust(posterior, x)
     found = adjusted(torch.zeros(6))
     if not rule.exact:  # weights divided by a sum that is 1 up to rounding, or one more draw of no weight
@@ -372,7 +371,7 @@ def test_a_normaliser_by_monte_carlo_over_the_prior(name, kind):
     posterior, x = fitted(name, kind), inputs(6, 9)
     adjusted = Reweight(PriorMonteCarlo(*data(kind, 1), draws=20, levels=3))(posterior, x)
     for part, value in numbers(adjusted(torch.zeros(6))).items():
-        assert torch.equal(value, numbers(base_of(posterior, x, False))[part]), part
+        assert torch.equal(value, numbers(seen(posterior, x, drawn=True))[part]), part
     assert adjusted(constant(0.5, 6)).log_weights.isfinite().all()
 
 

@@ -12,7 +12,6 @@ from torch import nn
 
 import dapcal
 from dapcal.adjust import Inflate
-from dapcal.adjust.inflate import unconditional
 from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import gaussian, laplace, map
@@ -212,7 +211,9 @@ def test_the_variance_stops_at_that_of_the_training_targets_around_the_predictio
     y = 2 + 3 * torch.randn(500, 1, generator=generator).double()
     outputs = torch.randn(20, 4, 1, generator=generator).double() * torch.tensor([0.1, 1.0, 2.0, 30.0])[:, None]
     posterior = StackedPredictions(lambda x: outputs, Gaussian(0.5))
-    free, limited = (Inflate(limit=limit)(posterior, torch.zeros(4, 1)) for limit in (None, unconditional(y)))
+    free, limited = (
+        Inflate(limit=limit)(posterior, torch.zeros(4, 1)) for limit in (None, Gaussian().unconditional(y))
+    )
     likelihood = posterior.likelihood
     around = ((y - outputs.mean(0).T) ** 2).mean(0)[:, None]  # (N, 1), by brute force
     for d in (0.0, 0.3, 5.0, 1e6):
@@ -232,9 +233,12 @@ def test_regression_has_the_limit_by_default_and_keeps_it_in_a_file(tmp_path):
         warnings.simplefilter("ignore")
         calibrated = dapcal.calibrate(posterior, train=(x[::2], data[1][::2]), held_out=(x[1::2] + 0.01, data[1][1::2]))
         free = dapcal.calibrate(
-            posterior, train=(x[::2], data[1][::2]), held_out=(x[1::2] + 0.01, data[1][1::2]), adjust=Inflate()
+            posterior,
+            train=(x[::2], data[1][::2]),
+            held_out=(x[1::2] + 0.01, data[1][1::2]),
+            adjust=Inflate(limit=None),
         )
-    assert calibrated.adjust.limit == unconditional(data[1][::2])
+    assert calibrated.adjust.limit == Gaussian().unconditional(data[1][::2])
     assert free.adjust.limit is None
     far = torch.tensor([[1e4]])
     around = ((data[1][::2] - calibrated(far).mean) ** 2).mean()
@@ -242,3 +246,24 @@ def test_regression_has_the_limit_by_default_and_keeps_it_in_a_file(tmp_path):
     calibrated.save(tmp_path / "limit.dap")
     again = dapcal.load(tmp_path / "limit.dap", posterior.model)
     assert torch.equal(again(far).variance, calibrated(far).variance)
+
+
+@pytest.mark.parametrize("task", ["classes", "targets"])
+@pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")
+def test_the_default_is_what_it_is_called(task, posterior, blobs):
+    """calibrate(adjust=None) and calibrate(adjust=Inflate()) are the same, to the last digit."""
+    train, held_out = blobs
+    if task == "targets":
+        network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+        scale = {name: torch.full_like(p, 0.1) for name, p in network.named_parameters()}
+        posterior = gaussian.diagonal(network, Gaussian(0.3), scale, draws=10)
+        train, held_out = ((x, x.sum(1, keepdim=True)) for x, _ in blobs)
+    one, two = (dapcal.calibrate(posterior, train=train, held_out=held_out, adjust=a) for a in (None, Inflate()))
+    assert one.phi == two.phi
+    assert one.adjust == two.adjust
+    assert one.adjust.limited == (task == "targets")
+    x = torch.linspace(-9, 9, 20).reshape(10, 2)
+    assert torch.equal(one(x).mean, two(x).mean)
+    assert torch.equal(one(x).variance, two(x).variance)
+    unlimited = dapcal.calibrate(posterior, train=train, held_out=held_out, adjust=Inflate(limit=None))
+    assert unlimited.adjust.limit is None

@@ -69,7 +69,7 @@ def pair(posterior: NetworkPosterior, n: int, seed: int) -> tuple[Tensor, Tensor
 def calibrate(posterior: NetworkPosterior, **options) -> Calibrated:
     ood = 4 * pair(posterior, 10, 5)[0]
     data = {"train": pair(posterior, 60, 1), "held_out": pair(posterior, 60, 2)}
-    chosen = {"ood": ood, "distance": SPACES, "candidates": 8, "adjust": Inflate()}
+    chosen = {"ood": ood, "distance": SPACES, "candidates": 8, "adjust": Inflate(limit=None)}
     return dapcal.calibrate(posterior, **data | chosen | options)
 
 
@@ -272,7 +272,7 @@ def test_predictions_have_the_dtype_of_the_model(adjust, kind, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("part", ["ood_score", "ood_p_value", "log_prob_joint"])
+@pytest.mark.parametrize("part", ["ood_score", "log_prob_joint"])
 def test_scores_and_joint_densities_have_the_dtype_of_the_model(part, dtype):
     prediction = replace(calibrated_in(dtype, "classes"), adjust=Reweight()).joint(X.to(dtype))
     value = getattr(prediction, part)

@@ -8,6 +8,7 @@ import torch
 from scipy.spatial import Delaunay
 
 from dapcal.data import Labelled
+from dapcal.ensembles import evaluated
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.ood_inputs import Around, Given, Hardest, Misclassified
 from dapcal.posteriors.predictions import StackedPredictions
@@ -77,7 +78,8 @@ def test_hardest_are_those_with_the_lowest_density(generator, fraction, number):
     outputs = torch.randn(5, 100, 1, generator=generator)
     y = torch.randn(100, 1, generator=generator)
     x = torch.randn(100, 2, generator=generator)
-    chosen = Hardest(fraction)(StackedPredictions(lambda _: outputs, Gaussian(0.5)), None, Labelled(x, y))
+    posterior = StackedPredictions(lambda _: outputs, Gaussian(0.5))
+    chosen = Hardest(fraction)(posterior, None, evaluated(posterior, Labelled(x, y)))
     mean, variance = outputs.double().mean(0), 0.25 + outputs.double().var(0, correction=0)
     density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(y.double())[:, 0]
     worst = density.argsort()[:number]
@@ -90,7 +92,7 @@ def test_hardest_are_those_with_the_lowest_density(generator, fraction, number):
 @pytest.mark.parametrize("wrong", [10, 20])
 def test_misclassified(wrong):
     posterior, held_out, where = classes(wrong)
-    chosen = Misclassified()(posterior, None, held_out)
+    chosen = Misclassified()(posterior, None, evaluated(posterior, held_out))
     assert torch.equal(chosen.x, held_out.x[where])
     assert torch.equal(chosen.y, held_out.y[where])
     assert chosen.origin == f"{wrong} misclassified held-out inputs"
@@ -102,8 +104,8 @@ def test_too_few_misclassified_fall_back_to_the_hardest(wrong):
     with pytest.warns(
         DapcalWarning, match=rf"Only {wrong} held-out inputs are misclassified \(at least 10 are wanted\)"
     ):
-        chosen = Misclassified()(posterior, None, held_out)
-    hardest = Hardest(0.3)(posterior, None, held_out)
+        chosen = Misclassified()(posterior, None, evaluated(posterior, held_out))
+    hardest = Hardest(0.3)(posterior, None, evaluated(posterior, held_out))
     assert len(chosen.x) == 30
     assert torch.equal(chosen.x, hardest.x)
     assert chosen.origin == hardest.origin
@@ -114,7 +116,8 @@ def test_misclassified_in_regression_are_the_hardest(generator):
     outputs = torch.randn(5, 40, 1, generator=generator)
     held_out = Labelled(torch.randn(40, 2, generator=generator), torch.randn(40, 1, generator=generator))
     posterior = StackedPredictions(lambda _: outputs, Gaussian())
-    assert torch.equal(Misclassified()(posterior, None, held_out).x, Hardest()(posterior, None, held_out).x)
+    seen = evaluated(posterior, held_out)
+    assert torch.equal(Misclassified()(posterior, None, seen).x, Hardest()(posterior, None, seen).x)
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.1, 1.5])

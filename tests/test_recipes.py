@@ -10,7 +10,7 @@ import torch
 from dapcal import artifact
 from dapcal.calibrate import in_domain
 from dapcal.data import Labelled, split
-from dapcal.ensembles import base_of
+from dapcal.ensembles import seen
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.recipes import POSTERIORS, Recipe, divide, fit, network
 from dapcal.recipes.temperature import temperature_helps
@@ -175,7 +175,7 @@ def test_a_temperature_is_used_where_it_helps():
 def test_rows_without_errors_do_not_sharpen_probabilities():
     x, y = classes(400)
     unsure = replace(fit(x, y, Categorical(), 3, QUICK).calibrated.posterior, likelihood=Categorical(3.0))
-    right = unsure.likelihood.mean(base_of(unsure, x, closed=False)).argmax(-1)
+    right = unsure.likelihood.mean(seen(unsure, x, drawn=True)).argmax(-1)
     assert not temperature_helps(unsure, Labelled(x, right))
 
 

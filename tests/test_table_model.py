@@ -189,7 +189,7 @@ def test_the_summary_is_measured_on_held_out_rows(regression: TableModel):
 
 def test_the_summary_of_classes(classification: TableModel):
     summary = summarise(classification)
-    x, y, _ = classification.halves()[1]
+    x, y = classification.halves()[1]
     right = classification.calibrated(x).probs.argmax(1) == y
     assert summary.value == pytest.approx(float(right.double().mean()))
     majority = classification.train.y.mode().values

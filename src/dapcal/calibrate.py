@@ -16,21 +16,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dapcal.adjust import Inflate, MomentMatched
-from dapcal.adjust.base import is_closed, outputs_with_spread
-from dapcal.adjust.inflate import unconditional
-from dapcal.adjust.reweight import Reweight
+from dapcal.adjust import Inflate
 from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
-from dapcal.ensembles import base_ensemble, base_of, base_on, closed_ensemble, moments_of
+from dapcal.ensembles import Evaluated, outputs_with_spread, read_by, seen
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
-from dapcal.gap import GapCrossValidation
-from dapcal.likelihoods import ClassLikelihood, Likelihood
-from dapcal.likelihoods.normal import NormalLikelihood
-from dapcal.losses import LogMarginal, LogPredictive, Loss, Problem, Target
+from dapcal.likelihoods import Likelihood
+from dapcal.losses import Loss, Problem, Target
 from dapcal.moving import moved
-from dapcal.ood_inputs import Chosen, Given, HeldOut, Misclassified, OODInputs
+from dapcal.ood_inputs import Chosen, Given, OODInputs
 from dapcal.predictive import Prediction, joined
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
@@ -81,26 +76,24 @@ def calibrate(
     Returns:
         What the user keeps: call it on inputs.
     """
-    is_default = adjust is None
     adjust, loss, scale = _options(adjust, loss, scale, temperature)
-    closed = is_closed(adjust, posterior)
-    train_data, held = _check_data(posterior, gather(train, "train"), gather(held_out, "held_out"), closed)
+    train_data, held = _check_data(posterior, adjust, gather(train, "train"), gather(held_out, "held_out"))
+    adjust = adjust.fitted(posterior.likelihood, train_data.y)
     rows = split(len(held.x), torch.Generator().manual_seed(seed))
     first, second = (held.subset(half) for half in rows)
-    if is_default and isinstance(posterior.likelihood, NormalLikelihood):
-        adjust = Inflate(limit=unconditional(train_data.y))
     if temperature:
-        posterior = in_domain(posterior, first, closed)
+        posterior = in_domain(posterior, first, drawn=not adjust.closed_form)
     likelihood = posterior.likelihood
 
     adjusted_first = adjust(posterior, first.x)  # the one forward pass over these inputs
-    first = first._replace(base=_check_spread(likelihood, adjusted_first(torch.zeros(len(first.x)))))
-    measured = measure(distance, posterior, train_data.x, first)
+    base = _check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
+    chooses = Evaluated(first.x, first.y, base)
+    measured = measure(distance, posterior, train_data.x, chooses)
     raw_first = measured.distance.raw(first.x)
     d0_first = measured.distance.combine(raw_first)
 
-    source = _source(ood, loss, train_data.x)
-    chosen, d0 = _calibration_inputs(source, posterior, train_data, first, measured.distance, d0_first)
+    source = loss.inputs(_source(ood, train_data.x))
+    chosen, d0 = _calibration_inputs(source, posterior, train_data, chooses, measured.distance, d0_first)
     problem = Problem(
         posterior=posterior,
         x=chosen.x,
@@ -113,7 +106,7 @@ def calibrate(
     )
     loss_at = loss(problem)
 
-    base_log_prob = likelihood.log_prob(base_on(posterior, first), first.y)
+    base_log_prob = likelihood.log_prob(base, first.y)
 
     def evaluate(factor: float) -> Point:
         log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
@@ -122,10 +115,9 @@ def calibrate(
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
-    limited = isinstance(adjust, Inflate) and adjust.limit is not None
-    phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates, limited=limited)
+    phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates, limited=adjust.limited)
 
-    base_second = base_of(posterior, second.x, closed)
+    base_second = seen(posterior, second.x, drawn=not adjust.closed_form)
     further = measured.further
     return Calibrated(
         posterior=posterior,
@@ -135,7 +127,7 @@ def calibrate(
         adjust=adjust,
         evidence=fit_evidence(
             further,
-            scaling=pieces_of(likelihood, base_on(posterior, first), raw_first, raw_in(further, first.x)),
+            scaling=pieces_of(likelihood, base, raw_first, raw_in(further, first.x)),
             conformal=pieces_of(likelihood, base_second, measured.distance.raw(second.x), raw_in(further, second.x)),
         ),
         curve=curve,
@@ -214,12 +206,6 @@ class Calibrated:
     def joint(self, x: Tensor) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         check_inputs(x, "x", like=self.example)
-        if (isinstance(self.adjust, Inflate) and self.adjust.closed) or is_closed(self.adjust, self.posterior):
-            name = type(self.adjust).__name__
-            raise ValueError(
-                f"A joint prediction needs draws, and the closed form of {name} has a spread alone; calibrate with "
-                f"adjust={name}(drawn=True)"
-            )
         return self._predict(x, self.distance.raw(x), self.distance.joint(x).expand(len(x)), is_joint=True)
 
     def __repr__(self) -> str:
@@ -248,7 +234,13 @@ class Calibrated:
         base = adjusted(torch.zeros_like(pre_distance))
         distance = self.factor * pre_distance
         ensemble = adjusted(distance)
-        if isinstance(self.adjust, Reweight | MomentMatched):
+        if is_joint and adjusted(torch.ones_like(pre_distance)).spread.any():
+            name = type(self.adjust).__name__
+            raise ValueError(
+                f"A joint prediction needs draws, and the closed form of {name} has a spread alone; calibrate with "
+                f"adjust={name}(drawn=True)"
+            )
+        if ensemble.importance is not None:
             _warn_if_collapsed(ensemble)
         further = raw_in(self.evidence.further, x)
         score = self.evidence.score(pieces_of(self.posterior.likelihood, base, raw, further))
@@ -266,20 +258,24 @@ class Calibrated:
         )
 
 
-def in_domain(posterior: Posterior, held_out: Labelled, closed: bool = False) -> Posterior:
-    """The posterior with the temperature or noise level that minimises the held-out negative log-likelihood."""
+def in_domain(posterior: Posterior, held_out: Labelled, drawn: bool = False) -> Posterior:
+    """The posterior with the temperature or noise level that minimises the held-out negative log-likelihood.
+
+    Args:
+        posterior: a dataclass.
+        held_out: in-distribution data that it was not fitted to.
+        drawn: see it by its draws, also where it has moments.
+    """
     from scipy.optimize import minimize_scalar
 
     if not is_dataclass(posterior) or isinstance(posterior, type):
         raise TypeError(f"{type(posterior).__name__} is no dataclass: calibrate its likelihood before, and pass it in")
-    moments = moments_of(posterior, held_out.x) if closed else None
-    outputs = posterior.outputs(held_out.x) if moments is None else moments.mean[None]
-    y = held_out.y.to(outputs.device)
+    read = read_by(posterior, held_out.x, drawn)
 
     def nll(log_factor: float) -> float:
         likelihood = posterior.likelihood.rescaled(math.exp(log_factor))
-        base = base_ensemble(likelihood, outputs) if moments is None else closed_ensemble(likelihood, moments)
-        return float(-likelihood.log_prob(base, y).mean())
+        base = read(likelihood)
+        return float(-likelihood.log_prob(base, held_out.y.to(base.outputs.device)).mean())
 
     best = minimize_scalar(nll, bounds=(-4, 4), method="bounded", options={"xatol": 1e-4}).x
     return replace(posterior, likelihood=posterior.likelihood.rescaled(math.exp(best)))
@@ -296,36 +292,41 @@ def _options(
             )
         if option is not None and not callable(option):
             raise TypeError(f"Expected `{name}` as an object of dapcal's or a callable, got {option!r}")
-    if temperature and isinstance(loss, GapCrossValidation):
+    for name, option, kind in (("adjust", adjust, Adjustment), ("loss", loss, Loss)):
+        if option is not None and not isinstance(option, kind):
+            raise TypeError(
+                f"Expected `{name}` to say all that a {kind.__name__} does, but {type(option).__name__} does not; "
+                f"derive it from {kind.__module__}.{kind.__name__}"
+            )
+    if temperature and loss is not None and loss.refits:
         raise ValueError(
-            "temperature=True does not reach the posteriors that gap cross-validation refits; calibrate the likelihood "
-            "inside `refit`"
+            f"temperature=True does not reach the posteriors that {type(loss).__name__} refits; calibrate the "
+            "likelihood inside `refit`"
         )
     return adjust or Inflate(), loss or Target(), scale or Exp()
 
 
 def _check_data(
-    posterior: Posterior, train: Labelled, held_out: Labelled, closed: bool = False
+    posterior: Posterior, adjust: Adjustment, train: Labelled, held_out: Labelled
 ) -> tuple[Labelled, Labelled]:
-    """Inputs of one shape, targets as the likelihood wants them, and every held-out class seen in training."""
+    """Inputs of one shape, targets as the likelihood wants them, held-out ones of which training says something."""
     if not hasattr(posterior, "outputs"):
         raise TypeError(
             f"Expected a posterior, got {type(posterior).__name__}; fit one to your network with "
             "dapcal.posteriors.variational.fit, or bring draws with dapcal.posteriors.samples"
         )
+    if not hasattr(posterior, "moments"):
+        raise TypeError(
+            f"Expected a posterior with `moments(x)`, and {type(posterior).__name__} has none; let it return None "
+            "where there is no closed form"
+        )
     check_inputs(held_out.x, "held_out", like=train.x)
     if len(held_out.x) < 4:
         raise ValueError(f"Expected at least 4 held-out inputs, got {len(held_out.x)}; hold out more")
-    outputs = posterior.outputs(train.x[:1]) if closed else outputs_with_spread(posterior, train.x[:1])
-    one = outputs[0]  # (1, C)
+    moments = posterior.moments(train.x[:1]) if adjust.closed_form else None
+    one = outputs_with_spread(posterior, train.x[:1])[0] if moments is None else moments.mean  # (1, C)
     train, held_out = (_check_targets(posterior.likelihood, one, data) for data in (train, held_out))
-    if isinstance(posterior.likelihood, ClassLikelihood):
-        unseen = sorted(set(held_out.y.unique().tolist()) - set(train.y.unique().tolist()))
-        if unseen:
-            raise ValueError(
-                f"Classes {unseen} appear in `held_out` but never in `train`; train on them, or drop those rows "
-                "(unknown classes belong into `ood`)"
-            )
+    posterior.likelihood.check_held_out(train.y, held_out.y)
     return train, held_out
 
 
@@ -344,16 +345,10 @@ def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
     return base
 
 
-def _source(ood: Tensor | Data | OODInputs | None, loss: Loss, train: Tensor) -> OODInputs:
-    """Where calibration inputs come from; by default what the loss is about."""
-    if isinstance(loss, GapCrossValidation):
-        if ood is not None:
-            raise ValueError(
-                "GapCrossValidation leaves out regions of its own and does not look at `ood`; leave it out"
-            )
-        return HeldOut("regions left out of the training set")  # the loss brings inputs of its own
+def _source(ood: Tensor | Data | OODInputs | None, train: Tensor) -> OODInputs | None:
+    """Where the calibration inputs that were asked for come from."""
     if ood is None:
-        return HeldOut() if isinstance(loss, LogPredictive | LogMarginal) else Misclassified()
+        return None
     if isinstance(ood, Tensor):
         return Given(check_inputs(ood, "ood", like=train))
     if isinstance(ood, tuple | list) or not callable(ood):
@@ -366,7 +361,7 @@ def _calibration_inputs(
     source: OODInputs,
     posterior: Posterior,
     train: Labelled,
-    held_out: Labelled,
+    held_out: Evaluated,
     distance: Distance,
     d0_held_out: Tensor,
 ) -> tuple[Chosen, Tensor]:

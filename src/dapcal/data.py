@@ -9,21 +9,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from dapcal.types import Ensemble
-
 Data = tuple[Tensor, Tensor] | Dataset | DataLoader
 """What the public functions take: (inputs, targets), a Dataset of pairs, or a DataLoader of batches of pairs."""
 
 
 class Labelled(NamedTuple):
-    """Inputs and targets in memory, and what the base posterior says of them where that is known already."""
+    """Inputs and targets in memory."""
 
     x: Tensor  # (N, ...)
     y: Tensor  # (N,) or (N, K)
-    base: Ensemble | None = None
 
     def subset(self, index: Tensor) -> Labelled:
-        """The rows at `index`, without `base`."""
+        """The rows at `index`."""
         return Labelled(self.x[index], self.y[index])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,28 +26,50 @@ def base_ensemble(likelihood: Likelihood, outputs: Tensor) -> Ensemble:
     )
 
 
-def moments_of(posterior: Posterior, x: Tensor, moving: bool = False) -> OutputMoments | None:
-    """Closed-form moments of the outputs, where the posterior has them (linearised networks, last layers)."""
-    if getattr(posterior, "linear", None) is None:
-        return None
-    moments: OutputMoments = posterior.moments(x, moving)  # type: ignore[attr-defined]
-    return moments
-
-
 def closed_ensemble(likelihood: Likelihood, moments: OutputMoments) -> Ensemble:
     """Moments as one draw at the mean with an analytic spread."""
     base = base_ensemble(likelihood, moments.mean[None])
     return base._replace(spread=likelihood.closed_spread(moments.variance, moments.mean.shape[-1]))
 
 
-def base_of(posterior: Posterior, x: Tensor, closed: bool) -> Ensemble:
-    """The base posterior at inputs x, by closed-form moments or by draws."""
-    moments = moments_of(posterior, x) if closed else None
-    if moments is None:
-        return base_ensemble(posterior.likelihood, posterior.outputs(x))
-    return closed_ensemble(posterior.likelihood, moments)
+def seen(posterior: Posterior, x: Tensor, drawn: bool = False) -> Ensemble:
+    """The base posterior at inputs x: by closed-form moments where it has them, else (or if `drawn`) by its draws."""
+    return read_by(posterior, x, drawn)(posterior.likelihood)
 
 
-def base_on(posterior: Posterior, data: Labelled) -> Ensemble:
-    """The base posterior at labelled inputs, by a forward pass only where it is not known already."""
-    return base_ensemble(posterior.likelihood, posterior.outputs(data.x)) if data.base is None else data.base
+def read_by(posterior: Posterior, x: Tensor, drawn: bool = False) -> Callable[[Likelihood], Ensemble]:
+    """The same for any likelihood, after one pass over the inputs."""
+    moments = None if drawn else posterior.moments(x)
+    if moments is not None:
+        return lambda likelihood: closed_ensemble(likelihood, moments)
+    outputs = posterior.outputs(x)
+    return lambda likelihood: base_ensemble(likelihood, outputs)
+
+
+def outputs_with_spread(posterior: Posterior, x: Tensor) -> Tensor:
+    """Outputs of a posterior that has more than one draw."""
+    outputs = posterior.outputs(x)
+    if len(outputs) < 2:
+        raise ValueError(
+            "This posterior is a single network (MAP): it has no spread that a distance could widen. Fit a posterior "
+            "to it, e.g. dapcal.posteriors.variational.fit(model, likelihood, train), or bring several networks with "
+            "dapcal.posteriors.samples.from_state_dicts"
+        )
+    return outputs
+
+
+class Evaluated(NamedTuple):
+    """Labelled inputs, and what the base posterior says of them."""
+
+    x: Tensor  # (N, ...)
+    y: Tensor  # (N,) or (N, K)
+    base: Ensemble
+
+    def subset(self, index: Tensor) -> Labelled:
+        """The rows at `index`, without `base`."""
+        return Labelled(self.x[index], self.y[index])
+
+
+def evaluated(posterior: Posterior, data: Labelled, drawn: bool = False) -> Evaluated:
+    """Labelled inputs seen by a posterior."""
+    return Evaluated(data.x, data.y, seen(posterior, data.x, drawn))

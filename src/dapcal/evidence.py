@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dapcal.distances import FittedSpace
-from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.likelihoods import Likelihood
 from dapcal.storing import Stores
 from dapcal.types import Ensemble
 
@@ -48,12 +48,7 @@ class Evidence:
 
 def pieces_of(likelihood: Likelihood, base: Ensemble, raw: Tensor, further: Tensor) -> Tensor:
     """Evidence (M, N) from the base posterior and raw distances (spaces, N)."""
-    if isinstance(likelihood, ClassLikelihood):
-        doubt = likelihood.entropy(base)
-    else:
-        epistemic = likelihood.split(base, base).epistemic
-        tiny = torch.finfo(epistemic.dtype).tiny
-        doubt = epistemic.clamp_min(tiny).log().mean(-1) if epistemic.ndim > 1 else epistemic.clamp_min(tiny).log()
+    doubt = likelihood.doubt(base)
     return torch.cat([doubt[None], raw.to(doubt), further.to(doubt)])
 
 

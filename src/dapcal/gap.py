@@ -10,12 +10,13 @@ from torch import Tensor
 
 from dapcal.data import Labelled
 from dapcal.distances import fit_distance
-from dapcal.losses import Problem
+from dapcal.losses import Loss, Problem
+from dapcal.ood_inputs import HeldOut, OODInputs
 from dapcal.types import Posterior
 
 
 @dataclass(frozen=True, eq=False)
-class GapCrossValidation:
+class GapCrossValidation(Loss):
     """−log predictive in held-out regions of the training set, pooled with ordinary held-out points.
 
     For each region the middle third of the training inputs along a random direction is left out, the posterior refitted
@@ -31,6 +32,19 @@ class GapCrossValidation:
     refit: Callable[[Tensor, Tensor], Posterior]
     regions: int = 4
     seed: int = 0
+
+    @property
+    def refits(self) -> bool:
+        """One posterior for each region."""
+        return True
+
+    def inputs(self, given: OODInputs | None) -> OODInputs:
+        """It brings inputs of its own."""
+        if given is not None:
+            raise ValueError(
+                "GapCrossValidation leaves out regions of its own and does not look at `ood`; leave it out"
+            )
+        return HeldOut("regions left out of the training set")
 
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """Refit once per region; every φ is cheap after that."""

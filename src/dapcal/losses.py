@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import is_closed
 from dapcal.adjust.reweight import ClosedForm
 from dapcal.adjust.transport import Transport
 from dapcal.data import Labelled
-from dapcal.ensembles import base_of
-from dapcal.likelihoods import ClassLikelihood
+from dapcal.ensembles import seen
+from dapcal.ood_inputs import HeldOut, Misclassified, OODInputs
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import Adjusted, Adjustment, Posterior
@@ -40,8 +39,18 @@ class Problem(NamedTuple):
     spaces: tuple[Space, ...]  # what the distance is fitted from
 
 
+@runtime_checkable
 class Loss(Protocol):
-    """A calibration loss."""
+    """A calibration loss; one of your own may derive from this class, and then says only what is different here."""
+
+    @property
+    def refits(self) -> bool:
+        """Whether it fits posteriors of its own, which in-domain calibration of this one does not reach."""
+        return False
+
+    def inputs(self, given: OODInputs | None) -> OODInputs:
+        """What the loss is about: the inputs that were given; by default those that the posterior gets wrong."""
+        return given or Misclassified()
 
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """A function from the factor g to one loss per input, (N,)."""
@@ -49,7 +58,7 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Loss):
     """The paper's loss ‖U_φ(x_j*) − γ‖² (eq. calib_loss).
 
     Classification: U is the predictive mean, γ = 1/K in every class. Regression: U is the epistemic variance,
@@ -66,27 +75,28 @@ class Target:
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """Squared distance from the target."""
         likelihood = problem.posterior.likelihood
-        classes = isinstance(likelihood, ClassLikelihood)
         base = problem.adjusted(torch.zeros_like(problem.pre_distance))
         if self.gamma is not None:
             gamma = torch.tensor(self.gamma, dtype=torch.float64, device=base.outputs.device)
-        elif classes:
-            gamma = torch.tensor(1 / base.conditional.mean.shape[-1], dtype=torch.float64)
+        elif (probability := likelihood.most_uncertain(base)) is not None:
+            gamma = torch.tensor(probability, dtype=torch.float64)
         else:
             gamma = self.times * torch.quantile(epistemic_on(problem), 0.95, dim=0)
 
         def at(factor: float) -> Tensor:
             ensemble = problem.adjusted(factor * problem.pre_distance)
-            if classes:
-                return ((likelihood.mean(ensemble) - gamma) ** 2).sum(-1)
-            return ((likelihood.split(ensemble, base).epistemic - gamma) ** 2).sum(-1)
+            return ((likelihood.aimed_at(ensemble, base) - gamma) ** 2).sum(-1)
 
         return at
 
 
 @dataclass(frozen=True)
-class LogPredictive:
+class LogPredictive(Loss):
     """−log p(y_j* | x_j*, data): the predictive density of labelled calibration inputs."""
+
+    def inputs(self, given: OODInputs | None) -> OODInputs:
+        """All held-out inputs, where none are given."""
+        return given or HeldOut()
 
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """Negative log predictive."""
@@ -95,7 +105,7 @@ class LogPredictive:
 
 
 @dataclass(frozen=True)
-class LogMarginal:
+class LogMarginal(Loss):
     """−log p(y_j* | x_j*) with θ from the distance-aware prior N(0, (σ0 + d)² I), by Monte Carlo.
 
     Args:
@@ -105,6 +115,10 @@ class LogMarginal:
 
     draws: int = 200
     seed: int = 0
+
+    def inputs(self, given: OODInputs | None) -> OODInputs:
+        """All held-out inputs, where none are given."""
+        return given or HeldOut()
 
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """The prior is a Gaussian posterior too: Transport moves it."""
@@ -118,7 +132,7 @@ class LogMarginal:
 
 
 @dataclass(frozen=True)
-class EmpiricalBayes:
+class EmpiricalBayes(Loss):
     """−[log Z(c_j) − Σ_g n_g log((σ0_g + d_j)/σ0_g)]: minus the log ratio of the evidences p(y|x_j*,x)/p(y|x)."""
 
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
@@ -135,8 +149,8 @@ class EmpiricalBayes:
 
 def epistemic_on(problem: Problem, batch_size: int = 2048) -> Tensor:
     """Epistemic variance of the base posterior at the training inputs, in batches, (N, K)."""
-    likelihood, closed = problem.posterior.likelihood, is_closed(problem.adjust, problem.posterior)
-    bases = (base_of(problem.posterior, batch, closed) for batch in problem.train.x.split(batch_size))
+    likelihood, drawn = problem.posterior.likelihood, not problem.adjust.closed_form
+    bases = (seen(problem.posterior, batch, drawn) for batch in problem.train.x.split(batch_size))
     return torch.cat([likelihood.split(base, base).epistemic for base in bases])
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from dapcal.data import Labelled
-from dapcal.ensembles import base_on
-from dapcal.likelihoods import ClassLikelihood
+from dapcal.ensembles import Evaluated
+from dapcal.likelihoods import Likelihood
 from dapcal.types import DapcalWarning, Posterior
 
-FEWEST = 10
+FEWEST = 10  # errors that say something
+HARDEST = 0.3  # share of the held-out inputs that stand for errors where there are fewer
 
 
 class Chosen(NamedTuple):
@@ -26,8 +27,8 @@ class Chosen(NamedTuple):
     origin: str
 
 
-OODInputs = Callable[[Posterior, Labelled, Labelled], Chosen]
-"""Posterior, training data and held-out data to calibration inputs."""
+OODInputs = Callable[[Posterior, Labelled, Evaluated], Chosen]
+"""Posterior, training data and held-out data (with what the base posterior says of them) to calibration inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class Given:
     x: Tensor
     y: Tensor | None = None
 
-    def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
+    def __call__(self, posterior: Posterior, train: Labelled, held_out: Evaluated) -> Chosen:  # noqa: ARG002
         """As they are."""
         return Chosen(self.x, self.y, f"{len(self.x)} given inputs")
 
@@ -48,7 +49,7 @@ class HeldOut:
 
     origin: str = "all held-out inputs"
 
-    def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
+    def __call__(self, posterior: Posterior, train: Labelled, held_out: Evaluated) -> Chosen:  # noqa: ARG002
         """As they are."""
         return Chosen(held_out.x, held_out.y, self.origin)
 
@@ -72,7 +73,7 @@ class Around:
     directions: int = 32
     seed: int = 0
 
-    def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
+    def __call__(self, posterior: Posterior, train: Labelled, held_out: Evaluated) -> Chosen:  # noqa: ARG002
         """Draw around the training inputs."""
         generator = torch.Generator().manual_seed(self.seed)
         centers = self.centers
@@ -96,32 +97,29 @@ class Hardest:
         fraction: of the held-out inputs.
     """
 
-    fraction: float = 0.3
+    fraction: float = HARDEST
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction <= 1:
             raise ValueError(f"Expected `fraction` above 0 and at most 1, got {self.fraction}")
 
-    def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:  # noqa: ARG002
+    def __call__(self, posterior: Posterior, train: Labelled, held_out: Evaluated) -> Chosen:  # noqa: ARG002
         """The worst fraction."""
-        base = base_on(posterior, held_out)
-        number = max(1, round(self.fraction * len(held_out.x)))
-        worst = posterior.likelihood.log_prob(base, held_out.y.to(base.outputs.device)).argsort()[:number].cpu()
+        worst = hardest(posterior.likelihood, held_out, self.fraction)
         chosen = held_out.subset(worst.to(held_out.x.device))
-        return Chosen(chosen.x, chosen.y, f"the hardest {100 * self.fraction:.0f} % of held-out inputs ({number})")
+        return Chosen(chosen.x, chosen.y, f"the hardest {100 * self.fraction:.0f} % of held-out inputs ({len(worst)})")
 
 
 @dataclass(frozen=True)
 class Misclassified:
     """The held-out inputs that are misclassified; the hardest 30 % where they are fewer than 10, or in regression."""
 
-    def __call__(self, posterior: Posterior, train: Labelled, held_out: Labelled) -> Chosen:
+    def __call__(self, posterior: Posterior, train: Labelled, held_out: Evaluated) -> Chosen:
         """Wrong ones, or the hardest."""
-        if not isinstance(posterior.likelihood, ClassLikelihood):
+        error = posterior.likelihood.error(held_out.base, held_out.y.to(held_out.base.outputs.device))
+        if error.dtype != torch.bool:  # of numbers none is simply wrong
             return Hardest()(posterior, train, held_out)
-        base = base_on(posterior, held_out)
-        labels = posterior.likelihood.mean(base).argmax(-1).to(held_out.y.device)
-        wrong = torch.nonzero(labels != held_out.y).flatten()
+        wrong = torch.nonzero(error).flatten()
         if len(wrong) < FEWEST:
             warnings.warn(
                 f"Only {len(wrong)} held-out inputs are misclassified (at least {FEWEST} are wanted): calibrating on "
@@ -132,3 +130,10 @@ class Misclassified:
             return Hardest()(posterior, train, held_out)
         chosen = held_out.subset(wrong.to(held_out.x.device))
         return Chosen(chosen.x, chosen.y, f"{len(wrong)} misclassified held-out inputs")
+
+
+def hardest(likelihood: Likelihood, held_out: Evaluated, fraction: float = HARDEST) -> Tensor:
+    """Rows of the inputs that are predicted worst, by log predictive density."""
+    number = max(1, round(fraction * len(held_out.x)))
+    y = held_out.y.to(held_out.base.outputs.device)
+    return likelihood.log_prob(held_out.base, y).argsort()[:number].cpu()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
-from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, Split, expectation
+from dapcal.likelihoods import Interval, Likelihood, Split, expectation
 from dapcal.types import Conditional, Ensemble
 
 
@@ -96,12 +96,10 @@ class Prediction:
         """Predictive mean: class probabilities (N, K) or expected targets (N, K)."""
         return self._like_outputs(self.likelihood.mean(self.ensemble))
 
-    @property
+    @cached_property
     def probs(self) -> Tensor:
         """Class probabilities, (N, K)."""
-        if not isinstance(self.likelihood, ClassLikelihood):
-            raise TypeError("`probs` is for classification; regression has `mean` and `variance`")
-        return self.mean
+        return self._like_outputs(self.likelihood.probabilities(self.ensemble))
 
     @cached_property
     def variance(self) -> Tensor:
@@ -121,9 +119,7 @@ class Prediction:
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the predictive distribution (differential in regression), (N,)."""
-        entropy = self.likelihood.entropy(self.ensemble)
-        # unnormalised weights above 1 can make −Σ p log p negative
-        return self._like_outputs(entropy.clamp_min(0) if isinstance(self.likelihood, ClassLikelihood) else entropy)
+        return self._like_outputs(self.likelihood.entropy(self.ensemble))
 
     @cached_property
     def mutual_information(self) -> Tensor:

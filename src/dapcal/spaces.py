@@ -18,12 +18,12 @@ from torch.nn.functional import avg_pool2d, interpolate
 
 from dapcal.data import Labelled
 from dapcal.distances import Distance, FittedSpace, Space, fit_distance, fit_radius
-from dapcal.ensembles import base_on
-from dapcal.likelihoods import ClassLikelihood
+from dapcal.ensembles import Evaluated, seen
+from dapcal.likelihoods import Likelihood
 from dapcal.networks import execution_order
-from dapcal.ood_inputs import FEWEST
+from dapcal.ood_inputs import FEWEST, hardest
 from dapcal.projectors import Features, Identity, LayerFeatures, feature_layer
-from dapcal.types import DapcalWarning, Posterior
+from dapcal.types import DapcalWarning, Ensemble, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
 THRESHOLD = 0.6  # AUROC from which a space counts as informative
@@ -40,13 +40,13 @@ class Measured(NamedTuple):
 
 
 def measure(
-    distance: Space | Sequence[Space] | Measured | None, posterior: Posterior, train: Tensor, held_out: Labelled
+    distance: Space | Sequence[Space] | Measured | None, posterior: Posterior, train: Tensor, held_out: Evaluated
 ) -> Measured:
     """The spaces that were asked for, fitted; by default those that are informative."""
     if isinstance(distance, Measured):
         return distance
     if distance is None:
-        return informative(posterior, train, held_out)
+        return informative(posterior, train, Labelled(held_out.x, held_out.y), base=held_out.base)
     several = (distance,) if isinstance(distance, Space) else distance
     if not isinstance(several, tuple | list) or not all(isinstance(space, Space) for space in several):
         raise TypeError(
@@ -56,7 +56,13 @@ def measure(
     return Measured(tuple(several), fit_distance(several, train, held_out.x, posterior), (), ())
 
 
-def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius: float | None = 0.9) -> Measured:
+def informative(
+    posterior: Posterior,
+    train: Tensor,
+    held_out: Labelled,
+    radius: float | None = 0.9,
+    base: Ensemble | None = None,
+) -> Measured:
     """The default distance: features and inputs, each only where it is informative.
 
     Args:
@@ -64,9 +70,11 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
         train: training inputs.
         held_out: in-distribution data that the posterior was not fitted to.
         radius: quantile of held-out distances inside which d0 = 0.
+        base: what the posterior says of the held-out inputs, where that is known already.
     """
+    base = seen(posterior, held_out.x, drawn=True) if base is None else base
     candidates = _candidates(posterior, train, radius)
-    hardness = _hardness(posterior, held_out)
+    errors = _errors(posterior.likelihood, Evaluated(held_out.x, held_out.y, base))
     outliers = _synthetic(train, held_out.x[:_PROBES])
     found: list[tuple[float, Space, FittedSpace]] = []
     raws: dict[str, Tensor] = {}
@@ -79,7 +87,7 @@ def informative(posterior: Posterior, train: Tensor, held_out: Labelled, radius:
                 "has no linear layer)"
             )
         raw = fitted.raw(held_out.x)
-        own = _errors_predicted(raw, hardness, isinstance(posterior.likelihood, ClassLikelihood))
+        own = _errors_predicted(raw, errors)
         inside = raw[:_PROBES]
         separated = {kind: auroc(fitted.raw(x), inside) for kind, x in outliers.items()}
         worst = min(separated.values())
@@ -163,26 +171,20 @@ def _runs_first(network: torch.nn.Module, layer: str, x: Tensor) -> bool:
     return execution_order(network, with_parameters, x)[0] == layer
 
 
-def _hardness(posterior: Posterior, held_out: Labelled) -> Tensor:
-    """How wrong the base posterior is: 1 for misclassified inputs, |error| in regression, (N,)."""
-    likelihood = posterior.likelihood
-    base = base_on(posterior, held_out)
-    y = held_out.y.to(base.outputs.device)
-    if not isinstance(likelihood, ClassLikelihood):
-        return (likelihood.mean(base) - y).abs().mean(-1)
-    wrong = likelihood.mean(base).argmax(-1) != y
-    if FEWEST <= int(wrong.sum()) <= len(wrong) - FEWEST:
-        return wrong.double()
-    surprise = -likelihood.log_prob(base, y)
-    return (surprise >= surprise.quantile(0.7)).double()
+def _errors(likelihood: Likelihood, held_out: Evaluated) -> Tensor:
+    """How wrong the base posterior is, (N,); where wrong classes are too few (or right ones), the hardest inputs."""
+    error = likelihood.error(held_out.base, held_out.y.to(held_out.base.outputs.device))
+    if error.dtype != torch.bool or FEWEST <= int(error.sum()) <= len(error) - FEWEST:
+        return error
+    return torch.zeros_like(error).index_fill(0, hardest(likelihood, held_out).to(error.device), True)
 
 
-def _errors_predicted(raw: Tensor, hardness: Tensor, classes: bool) -> float:
-    """AUROC of the distance for errors; in regression (1 + rank correlation with |error|)/2."""
-    if classes:
-        wrong = hardness.to(raw.device) > 0
-        return auroc(raw[wrong], raw[~wrong]) if wrong.any() and not wrong.all() else 0.5
-    ranks = torch.stack([_ranks(raw), _ranks(hardness.to(raw.device))])
+def _errors_predicted(raw: Tensor, error: Tensor) -> float:
+    """AUROC of the distance for errors; of numbers (1 + rank correlation with |error|)/2."""
+    error = error.to(raw.device)
+    if error.dtype == torch.bool:
+        return auroc(raw[error], raw[~error]) if error.any() and not error.all() else 0.5
+    ranks = torch.stack([_ranks(raw), _ranks(error)])
     if ranks.shape[1] < 3 or not (ranks.var(1) > 0).all():
         return 0.5
     return float((1 + torch.corrcoef(ranks)[0, 1]) / 2)

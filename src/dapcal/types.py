@@ -7,7 +7,7 @@ P parameters (or projected dimensions after a projector), G parameter groups, k 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dapcal.gaussians import Gaussian
     from dapcal.likelihoods import Likelihood
+    from dapcal.moments import OutputMoments
     from dapcal.prior import Prior
 
 Projector = Callable[[Tensor], Tensor]
@@ -82,7 +83,7 @@ class Metric(Protocol):
 class Posterior(Protocol):
     """Draws from p(θ | data), fixed at construction, seen through the outputs they give.
 
-    `outputs` is all that every posterior has. What else an adjustment may ask for is None where it is missing.
+    `outputs` is all that every posterior has. What else may be asked for is None where it is missing.
     """
 
     @property
@@ -114,17 +115,40 @@ class Posterior(Protocol):
         """Outputs of all draws at a batch of inputs, (S, N, C)."""
         ...
 
+    def moments(self, x: Tensor, moving: bool = False) -> OutputMoments | None:
+        """Mean and variance of the outputs in closed form, where they are linear in the parameters; None elsewhere.
+
+        `moving` prepares them for other distances, too.
+        """
+        ...
+
 
 Adjusted = Callable[[Tensor], Ensemble]
 """Maps distances d (N,) to the posterior adjusted to them; d = 0 gives back the base posterior exactly."""
 
 
+@runtime_checkable
 class Adjustment(Protocol):
     """Adjusts a posterior to a distance, in two stages.
 
     What does not depend on the distance (forward passes, decompositions) happens in the call; the function that
-    comes back does the rest, so that many values of φ cost little more than one.
+    comes back does the rest, so that many values of φ cost little more than one. An adjustment of your own may derive
+    from this class, and then says only what is different from here.
     """
+
+    @property
+    def closed_form(self) -> bool:
+        """Whether it sees a posterior through closed-form moments, where the posterior has them."""
+        return False
+
+    @property
+    def limited(self) -> bool:
+        """Whether predictions stop changing at some distance."""
+        return False
+
+    def fitted(self, likelihood: Likelihood, y: Tensor) -> Adjustment:  # noqa: ARG002
+        """The adjustment with what it takes from the training targets."""
+        return self
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """The posterior at inputs x, as a function of their distances."""

@@ -1,6 +1,6 @@
 """Ways to adjust a posterior to a distance: one file each, all a `dapcal.types.Adjustment`."""
 
-from dapcal.adjust.inflate import Inflate, Unconditional
+from dapcal.adjust.inflate import Inflate, OfTrainingTargets
 from dapcal.adjust.matched import MomentMatched
 from dapcal.adjust.reweight import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
 from dapcal.adjust.transport import Transport
@@ -9,9 +9,9 @@ __all__ = [
     "ClosedForm",
     "Inflate",
     "MomentMatched",
+    "OfTrainingTargets",
     "PriorMonteCarlo",
     "Reweight",
     "SelfNormalised",
     "Transport",
-    "Unconditional",
 ]

@@ -7,39 +7,26 @@ passes and no σ0 (where there is none, k = 1 + d and φ absorbs it), so it work
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import outputs_with_spread
-from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
+from dapcal.ensembles import base_ensemble, closed_ensemble, outputs_with_spread
+from dapcal.likelihoods import Likelihood, Unconditional
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Ensemble, Posterior
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
 
 
 @dataclass(frozen=True)
-class Unconditional:
-    """Mean and variance of the training targets: what is known of a target without its input."""
+class OfTrainingTargets:
+    """The limit that `calibrate` finds in the training targets (`Likelihood.unconditional`)."""
 
     stores = Stores()
 
-    mean: tuple[float, ...]  # K
-    variance: tuple[float, ...]  # K
-
-    def variance_around(self, location: Tensor) -> Tensor:
-        """E[(y − location)²] over the training targets, for locations (N, K)."""
-        mean, variance = (location.new_tensor(value) for value in (self.mean, self.variance))
-        return variance + (location - mean) ** 2
-
-
-def unconditional(y: Tensor) -> Unconditional:
-    """Of training targets (N, K)."""
-    return Unconditional(tuple(y.double().mean(0).tolist()), tuple(y.double().var(0, correction=0).tolist()))
-
 
 @dataclass(frozen=True)
-class Inflate:
+class Inflate(Adjustment):
     """Inflate the spread of the location outputs by k.
 
     Closed form (default): variance (k² − 1)·V is added analytically. In regression the prediction is the Gaussian with
@@ -56,23 +43,35 @@ class Inflate:
 
     Args:
         drawn: push the draws instead of the closed form.
-        limit: of the closed form in regression; `calibrate` sets it by default.
+        limit: of the closed form in regression, by default that of the training targets, which `fitted` receives
+            (before it there is none); None for no limit.
     """
 
     stores = Stores()
 
     drawn: bool = False
-    limit: Unconditional | None = None
+    limit: Unconditional | OfTrainingTargets | None = OfTrainingTargets()
 
     @property
-    def closed(self) -> bool:
-        """Whether closed-form moments are used where the posterior has them."""
+    def closed_form(self) -> bool:
+        """Unless draws are pushed."""
         return not self.drawn
+
+    @property
+    def limited(self) -> bool:
+        """Where there is a limit."""
+        return self.limit is not None and not isinstance(self.limit, OfTrainingTargets)
+
+    def fitted(self, likelihood: Likelihood, y: Tensor) -> Inflate:
+        """With the limit that training targets y give; drawn, or in classification, there is none."""
+        if not isinstance(self.limit, OfTrainingTargets):
+            return self
+        return replace(self, limit=None if self.drawn else likelihood.unconditional(y))
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the draws; every distance is free after that."""
         likelihood = posterior.likelihood
-        moments = moments_of(posterior, x) if self.closed else None
+        moments = posterior.moments(x) if self.closed_form else None
         if moments is None:
             outputs = outputs_with_spread(posterior, x)
             base = base_ensemble(likelihood, outputs)
@@ -82,7 +81,7 @@ class Inflate:
             variance = base.spread
 
         most = torch.full_like(variance, torch.inf)
-        if self.limit is not None:
+        if self.limit is not None and not isinstance(self.limit, OfTrainingTargets):
             around = self.limit.variance_around(likelihood.mean(base))
             most = (around - likelihood.variance(base)).clamp_min(0)  # (N, K)
 

@@ -23,22 +23,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from dapcal.adjust.base import outputs_with_spread
 from dapcal.adjust.reweight import ClosedForm
 from dapcal.diagnostics import MIN_DRAWS, pareto_smooth
-from dapcal.ensembles import base_ensemble
+from dapcal.ensembles import base_ensemble, outputs_with_spread
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Prior
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Ensemble, Posterior
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
 
 _LEVELS = 64  # kept between calls, two numbers for each parameter
 _TOLERANCE = math.log(2)  # on the total weight, which estimates 1
 
 
 @dataclass(frozen=True)
-class MomentMatched:
+class MomentMatched(Adjustment):
     """Importance weights by moment matching, for a diagonal Gaussian posterior.
 
     A map is matched for every level of distance on a grid in log((σ0 + d)/σ0). An input takes the draws of the nearest

@@ -16,16 +16,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import outputs_with_spread
 from dapcal.diagnostics import pareto_smooth
-from dapcal.ensembles import base_ensemble
+from dapcal.ensembles import base_ensemble, outputs_with_spread
 from dapcal.interpolation import Tabulated
-from dapcal.likelihoods import ClassLikelihood
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Prior
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Ensemble, Posterior
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
 
 
 class Normaliser(Protocol):
@@ -140,7 +138,7 @@ class PriorMonteCarlo:
 
 
 @dataclass(frozen=True)
-class Reweight:
+class Reweight(Adjustment):
     """Importance weights on the base draws.
 
     Args:
@@ -164,14 +162,14 @@ class Reweight:
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the draws; every distance is free after that."""
-        if self.complete and not isinstance(posterior.likelihood, ClassLikelihood):
-            raise ValueError(
-                "`complete` needs a most uncertain answer, which only classification has; use Inflate() for regression"
-            )
         log_ratio(posterior, torch.zeros(1))  # refuses a posterior without draws or prior before any forward pass
         log_z = self.normaliser(posterior)
         outputs = outputs_with_spread(posterior, x)
         base = base_ensemble(posterior.likelihood, outputs)
+        if self.complete and posterior.likelihood.most_uncertain(base) is None:
+            raise ValueError(
+                "`complete` needs a most uncertain answer, which only classification has; use Inflate() for regression"
+            )
         if self.complete:
             nothing = outputs.new_zeros((1, *outputs.shape[1:]))  # zero logits: the uniform answer as one more draw
             completed = base_ensemble(posterior.likelihood, torch.cat([outputs, nothing]))

@@ -11,17 +11,16 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dapcal.adjust.base import outputs_with_spread
-from dapcal.ensembles import base_ensemble, closed_ensemble, moments_of
+from dapcal.ensembles import base_ensemble, closed_ensemble, outputs_with_spread
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Ensemble, Posterior
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
 
 
 @dataclass(frozen=True)
-class Transport:
+class Transport(Adjustment):
     """Move a Gaussian posterior to the distance-aware prior.
 
     Every level of distance needs its own parameters, so inputs are grouped: distances are put on a fixed grid in
@@ -43,8 +42,8 @@ class Transport:
     drawn: bool = False
 
     @property
-    def closed(self) -> bool:
-        """Whether closed-form moments are used where the posterior has them."""
+    def closed_form(self) -> bool:
+        """Unless draws or the mean are moved."""
         return not (self.drawn or self.shift)
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
@@ -57,7 +56,7 @@ class Transport:
         if self.step is not None and not self.step > 0:
             raise ValueError(f"Expected `step` > 0 or None, got {self.step}")
         likelihood, gaussian, prior = posterior.likelihood, posterior.gaussian, posterior.prior
-        moments = moments_of(posterior, x, moving=True) if self.closed else None
+        moments = posterior.moments(x, moving=True) if self.closed_form else None
         if moments is not None:
             return _closed(likelihood, moments)
         outputs = outputs_with_spread(posterior, x)

@@ -8,12 +8,12 @@ from typing import NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from dapcal.adjust import Inflate, Unconditional
+from dapcal.adjust import Inflate
 from dapcal.calibrate import Calibrated
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
 from dapcal.evidence import Evidence, pieces_of
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead, Unconditional
 from dapcal.predictive import Prediction
 from dapcal.projectors import LayerFeatures
 
@@ -81,7 +81,7 @@ class Deployed(nn.Module):
         self.spaces = nn.ModuleList(SpaceModule(space, posterior.network) for space in spaces)
         layers = {space.projector.layer for space in spaces if isinstance(space.projector, LayerFeatures)}
         self.entering = Entering(posterior.network, layers.union(self.posterior.layers))
-        self.limit = None if adjust.limit is None else Limit(adjust.limit)
+        self.limit = Limit(adjust.limit) if isinstance(adjust.limit, Unconditional) else None
         self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
         settings = vars(posterior.likelihood)
         self.settings = tuple(settings)  # names: temperature, noise, ...

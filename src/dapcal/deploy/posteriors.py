@@ -46,20 +46,14 @@ class Seen:
     prior: None = None
     network: None = None
 
-    @property
-    def linear(self) -> OutputMoments | None:
-        """Where there are moments."""
-        return self.known if isinstance(self.known, OutputMoments) else None
-
     def outputs(self, x: Tensor) -> Tensor:  # noqa: ARG002
         """Outputs of all draws, (S, N, C)."""
         assert isinstance(self.known, Tensor)
         return self.known
 
-    def moments(self, x: Tensor, moving: bool) -> OutputMoments:  # noqa: ARG002
-        """Closed-form moments of the outputs."""
-        assert isinstance(self.known, OutputMoments)
-        return self.known
+    def moments(self, x: Tensor, moving: bool = False) -> OutputMoments | None:  # noqa: ARG002
+        """Closed-form moments of the outputs, where these are known."""
+        return self.known if isinstance(self.known, OutputMoments) else None
 
 
 class Members(nn.Module):

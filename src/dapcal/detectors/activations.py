@@ -119,7 +119,7 @@ class Training(NamedTuple):
 
 def training_of(network: nn.Module, train: Data, batch_size: int = BATCH) -> Training:
     """A frozen copy of the network, and the activations of all training inputs."""
-    x, y, _ = gather(train, "train")
+    x, y = gather(train, "train")
     classifier = classifier_of(network, x, batch_size)
     return Training(classifier, classifier(x), y)
 

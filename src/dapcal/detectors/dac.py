@@ -50,7 +50,7 @@ def fit(
         batch_size: inputs per forward pass.
     """
     inputs = gather(train, "train").x
-    x, y, _ = gather(held_out, "held_out")
+    x, y = gather(held_out, "held_out")
     check_neighbours(k, len(inputs))
     classifier = classifier_of(network, inputs, batch_size)
     names = _default_layers(classifier, inputs) if layers is None else list(layers)

@@ -27,7 +27,7 @@ def fit(network: nn.Module, held_out: Data, *, batch_size: int = BATCH) -> Tempe
         held_out: inputs and labels that it was not trained on.
         batch_size: inputs per forward pass.
     """
-    x, y, _ = gather(held_out, "held_out")
+    x, y = gather(held_out, "held_out")
     copy = frozen(network)
     logits = torch.cat(list(batches_of_logits(copy, x, batch_size))).double()
     labels = checked_labels(logits, y)

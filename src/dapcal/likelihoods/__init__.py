@@ -6,11 +6,11 @@ for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; w
 regression.
 """
 
-from dapcal.likelihoods.base import Interval, Likelihood, Split, expectation, normalised
+from dapcal.likelihoods.base import Interval, Likelihood, Split, Unconditional, expectation, normalised
 from dapcal.likelihoods.classes import Bernoulli, Categorical, ClassLikelihood
 from dapcal.likelihoods.normal import Gaussian, MeanAndNoise, NoiseHead, NormalLikelihood, log_normal
 
 __all__ = [
     "Bernoulli", "Categorical", "ClassLikelihood", "Gaussian", "Interval", "Likelihood", "MeanAndNoise", "NoiseHead",
-    "NormalLikelihood", "Split", "expectation", "log_normal", "normalised",
+    "NormalLikelihood", "Split", "Unconditional", "expectation", "log_normal", "normalised",
 ]  # fmt: skip

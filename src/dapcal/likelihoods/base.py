@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from dapcal.storing import Stores
 from dapcal.types import Conditional, Ensemble
 
 
@@ -26,6 +28,21 @@ class Split(NamedTuple):
     aleatoric: Tensor
 
 
+@dataclass(frozen=True)
+class Unconditional:
+    """Mean and variance of the training targets: what is known of a target without its input."""
+
+    stores = Stores()
+
+    mean: tuple[float, ...]  # K
+    variance: tuple[float, ...]  # K
+
+    def variance_around(self, location: Tensor) -> Tensor:
+        """E[(y − location)²] over the training targets, for locations (N, K)."""
+        mean, variance = (location.new_tensor(value) for value in (self.mean, self.variance))
+        return variance + (location - mean) ** 2
+
+
 class Likelihood(ABC):
     """p(y | outputs), with what a weighted ensemble of outputs predicts."""
 
@@ -40,6 +57,36 @@ class Likelihood(ABC):
     @abstractmethod
     def check(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Targets in the shape and dtype that `log_likelihood` wants; an error that says what is wrong."""
+
+    def check_held_out(self, y: Tensor, held_out: Tensor) -> None:
+        """Refuse held-out targets that training targets y say nothing of; of numbers all are known."""
+        return
+
+    def unconditional(self, y: Tensor) -> Unconditional | None:
+        """What training targets say of a target without its input, where that limits how far a variance can grow."""
+        return None
+
+    def error(self, base: Ensemble, y: Tensor) -> Tensor:
+        """How wrong the base posterior is at labelled inputs, (N,): |error|, averaged; of classes whether it is."""
+        return (self.mean(base) - y).abs().mean(-1)
+
+    def doubt(self, base: Ensemble) -> Tensor:
+        """How unsure the base posterior is, (N,): log of the epistemic variance, averaged; of classes the entropy."""
+        epistemic = self.split(base, base).epistemic
+        logarithm = epistemic.clamp_min(torch.finfo(epistemic.dtype).tiny).log()
+        return logarithm.mean(-1) if logarithm.ndim > 1 else logarithm
+
+    def most_uncertain(self, ensemble: Ensemble) -> float | None:
+        """The probability that the most uncertain answer gives to each class; None where there is no such answer."""
+        return None
+
+    def aimed_at(self, ensemble: Ensemble, base: Ensemble) -> Tensor:
+        """U, what the paper's loss compares with its target γ, (N, K)."""
+        return self.split(ensemble, base).epistemic
+
+    def probabilities(self, ensemble: Ensemble) -> Tensor:
+        """Of the classes, (N, K)."""
+        raise TypeError("`probs` is for classification; regression has `mean` and `variance`")
 
     def free(self) -> dict[str, Tensor]:
         """Unconstrained values that are learnt together with the network."""

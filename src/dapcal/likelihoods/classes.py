@@ -69,14 +69,43 @@ class ClassLikelihood(Likelihood):
         """Predictive probabilities, (N, K)."""
         return self.log_mean(ensemble).exp()
 
+    def probabilities(self, ensemble: Ensemble) -> Tensor:
+        """The mean."""
+        return self.mean(ensemble)
+
+    def check_held_out(self, y: Tensor, held_out: Tensor) -> None:
+        """Every held-out class is one of training."""
+        unknown = sorted(set(held_out.unique().tolist()) - set(y.unique().tolist()))
+        if unknown:
+            raise ValueError(
+                f"Classes {unknown} appear in `held_out` but never in `train`; train on them, or drop those rows "
+                "(unknown classes belong into `ood`)"
+            )
+
+    def error(self, base: Ensemble, y: Tensor) -> Tensor:
+        """Whether the most likely class is another than y."""
+        return self.mean(base).argmax(-1) != y
+
+    def doubt(self, base: Ensemble) -> Tensor:
+        """Entropy."""
+        return self.entropy(base)
+
+    def most_uncertain(self, ensemble: Ensemble) -> float:
+        """1/K."""
+        return 1 / ensemble.conditional.mean.shape[-1]
+
+    def aimed_at(self, ensemble: Ensemble, base: Ensemble) -> Tensor:  # noqa: ARG002
+        """The predictive probabilities."""
+        return self.mean(ensemble)
+
     def variance(self, ensemble: Ensemble) -> Tensor:
         """1 − Σ p̄², (N,)."""
         return 1 - (self.mean(ensemble) ** 2).sum(-1)
 
     def entropy(self, ensemble: Ensemble) -> Tensor:
-        """−Σ p̄ log p̄, (N,)."""
+        """−Σ p̄ log p̄, (N,); at least 0, also where unnormalised weights make probabilities above 1."""
         log_p = self.log_mean(ensemble)
-        return -(log_p.exp() * log_p).sum(-1)
+        return -(log_p.exp() * log_p).sum(-1).clamp_max(0)
 
     def log_prob(self, ensemble: Ensemble, y: Tensor) -> Tensor:
         """log p̄[y], (N,)."""

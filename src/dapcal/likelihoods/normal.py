@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dapcal.likelihoods.base import Interval, Likelihood
+from dapcal.likelihoods.base import Interval, Likelihood, Unconditional
 from dapcal.storing import Stores
 from dapcal.types import Conditional, Ensemble
 
@@ -36,6 +36,10 @@ class NormalLikelihood(Likelihood):
     def entropy(self, ensemble: Ensemble) -> Tensor:
         """Differential entropy of the Gaussian of the moments, (N,)."""
         return 0.5 * torch.log(2 * math.pi * math.e * self.variance(ensemble)).sum(-1)
+
+    def unconditional(self, y: Tensor) -> Unconditional:
+        """Their mean and variance."""
+        return Unconditional(tuple(y.double().mean(0).tolist()), tuple(y.double().var(0, correction=0).tolist()))
 
     def log_prob(self, ensemble: Ensemble, y: Tensor) -> Tensor:
         """Density of the Gaussian that has the predictive mean and variance, (N,)."""

@@ -115,6 +115,10 @@ class DropoutPosterior:
                 drawn.append(torch.cat(pieces, 1))
         return torch.cat(drawn)
 
+    def moments(self, x: Tensor, moving: bool = False) -> None:  # noqa: ARG002
+        """None: draws are all there is."""
+        return
+
     @cached_property
     def network(self) -> nn.Module:
         """The network without dropout."""

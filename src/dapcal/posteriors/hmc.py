@@ -85,7 +85,7 @@ def fit(
     check(model, likelihood)
     _check_options(draws, warm_up, chains, max_tree_depth, target_accept, thin)
     nuts, validation = _pyro()
-    x, y, _ = gather(train, "train")
+    x, y = gather(train, "train")
     module = frozen_copy(model)
     random, shared = split_state(model)
     layout = layout_of(random)

@@ -74,11 +74,9 @@ class NetworkPosterior:
             return self.linear.prepared(self, x)
         return lambda draws, rows: self.outputs_at(draws, x[rows])
 
-    def moments(self, x: Tensor, moving: bool = False) -> OutputMoments:
-        """Closed-form moments of outputs that are linear in the parameters; `moving` also at other distances."""
-        if self.linear is None:
-            raise ValueError("Outputs that run through the network have no closed form; use outputs(x)")
-        return self.linear.moments(self, x, moving)
+    def moments(self, x: Tensor, moving: bool = False) -> OutputMoments | None:
+        """Closed-form moments, where outputs are linear in the parameters."""
+        return None if self.linear is None else self.linear.moments(self, x, moving)
 
     @cached_property
     def network(self) -> nn.Module:

@@ -46,3 +46,7 @@ class StackedPredictions:
         if not outputs.isfinite().all():
             raise ValueError("Expected finite predictions, got NaN or inf")
         return outputs
+
+    def moments(self, x: Tensor, moving: bool = False) -> None:  # noqa: ARG002
+        """None: draws are all there is."""
+        return

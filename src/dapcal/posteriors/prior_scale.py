@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from dapcal.data import Data, gather
-from dapcal.ensembles import base_of
+from dapcal.ensembles import seen
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import DapcalWarning
 
@@ -87,7 +87,7 @@ class HeldOut:
 
         def nll(sigma0: float) -> float:
             posterior = candidates.posterior(sigma0)
-            base = base_of(posterior, held_out.x, posterior.linear is not None)
+            base = seen(posterior, held_out.x)
             targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
             return float(-posterior.likelihood.log_prob(base, targets).mean())
 

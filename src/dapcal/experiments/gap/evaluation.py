@@ -14,7 +14,7 @@ from dapcal import metrics
 from dapcal.adjust import Reweight
 from dapcal.calibrate import calibrate
 from dapcal.distances import Space
-from dapcal.ensembles import base_of
+from dapcal.ensembles import seen
 from dapcal.experiments.gap.batched import layout_for, mlp
 from dapcal.experiments.gap.training import (
     Networks,
@@ -129,8 +129,7 @@ class _Made:
 
 def _alone(split: Split, posterior: NetworkPosterior) -> Row:
     """The posterior as it is; linearised ones by their closed-form moments."""
-    closed = posterior.linear is not None
-    return _judged(split, posterior, *(base_of(posterior, part.x, closed) for part in (split.test, split.held_out)))
+    return _judged(split, posterior, *(seen(posterior, part.x) for part in (split.test, split.held_out)))
 
 
 def _ours(split: Split, posterior: NetworkPosterior, seed: int) -> Row:
@@ -159,7 +158,7 @@ def _papers(split: Split, posterior: NetworkPosterior, point: NetworkPosterior, 
     """
     x, y = split.held_out
     likelihood = posterior.likelihood
-    error = (likelihood.mean(base_of(posterior, x, closed=False)) - y).abs()[:, 0]
+    error = (likelihood.mean(seen(posterior, x, drawn=True)) - y).abs()[:, 0]
     hardest = error.argsort(descending=True)[: round(HARDEST * len(x))]
     space = Space(Features().fit_projector(split.train.x, point), radius=None, name="MAP features")
     with warnings.catch_warnings():

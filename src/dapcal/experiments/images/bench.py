@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dapcal.data import Labelled, split
 from dapcal.detectors import spectral
 from dapcal.distances import Distance, FittedSpace, Space
+from dapcal.ensembles import evaluated
 from dapcal.experiments.datasets import fashion_mnist, like_mnist, mnist, omniglot, svhn
 from dapcal.likelihoods import Categorical
 from dapcal.ood_inputs import Given, Misclassified
@@ -208,7 +209,9 @@ class Bench:
 
     def wrong(self, posterior: Posterior) -> Given:
         """Held-out images that are misclassified, of all that are held out: what the paper calibrates on."""
-        chosen = Misclassified()(posterior, Labelled(*self.train), Labelled(*self.held_out))
+        chosen = Misclassified()(
+            posterior, Labelled(*self.train), evaluated(posterior, Labelled(*self.held_out), drawn=True)
+        )
         return Given(chosen.x, chosen.y)
 
     @cached_property

@@ -12,7 +12,7 @@ from torch import Tensor
 from dapcal.adjust import MomentMatched, Reweight, Transport
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.detectors import dac, ddu, due, duq, fdbd, gapa, knn, logits, mahalanobis, odin, sngp, temperature, vim
-from dapcal.ensembles import base_of
+from dapcal.ensembles import seen
 from dapcal.experiments.images.bench import Bench
 from dapcal.experiments.records import curve_numbers
 from dapcal.posteriors.network import NetworkPosterior
@@ -56,10 +56,9 @@ class Method(NamedTuple):
 
 def posterior_alone(posterior: Posterior) -> Fitted:
     """Predictive entropy, confidence and mutual information of a posterior as it is."""
-    closed = getattr(posterior, "linear", None) is not None
 
     def answer(x: Tensor) -> Answer:
-        likelihood, base = posterior.likelihood, base_of(posterior, x, closed)
+        likelihood, base = posterior.likelihood, seen(posterior, x)
         log_probs = likelihood.log_mean(base)  # type: ignore[attr-defined]
         entropy = likelihood.entropy(base)
         scores = {

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from dapcal.adjust import MomentMatched, Reweight
-from dapcal.adjust.base import is_closed
 from dapcal.diagnostics import collapsed, importance_of
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import items
@@ -40,8 +38,8 @@ def measure(examples: Examples) -> Weights:
     return Weights(
         adjustment=type(calibrated.adjust).__name__,
         draws=draws,
-        is_weighted=isinstance(calibrated.adjust, Reweight | MomentMatched) or bool((ess < draws * (1 - 1e-6)).any()),
-        is_closed=is_closed(calibrated.adjust, calibrated.posterior),
+        is_weighted=prediction.ensemble.importance is not None or bool((ess < draws * (1 - 1e-6)).any()),
+        is_closed=calibrated.adjust.closed_form and calibrated.posterior.moments(calibrated.example) is not None,
         least_ess=float(ess.min()),
         total_weight=(float(total.min()), float(total.max())),
         is_proper=bool(((sums_to - 1).abs() < 1e-6).all()),
