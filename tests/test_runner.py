@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,6 +143,28 @@ def test_kills_at_random_moments_change_nothing_with_two_jobs(uninterrupted: dic
     assert done.returncode == 0, done.stderr
     assert numbers_of(tmp_path) == uninterrupted
     assert {path.name for path in tmp_path.iterdir()} == {"blobs.json", "whole"}
+
+
+# Looked at
+
+
+def test_calls_that_follow_from_others_are_waited_for_too():
+    with parallel.processes(1) as submit:
+        calls = [submit(str, 1), submit(str, 2)]
+        found = []
+        for finished in parallel.looks(calls):
+            found.append([call.result() for call in finished])
+            if len(found) == 1:
+                calls += [submit(str, 3)]
+    assert found == [["1", "2"], ["3"]]
+    assert not calls
+
+
+def test_the_first_error_is_raised_though_other_calls_go_on():
+    failed: Future[None] = Future()
+    failed.set_exception(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        list(parallel.looks([Future(), failed]))
 
 
 # Interrupted

@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated, calibrate
-from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, mesh, new_grid, style
 from dapcal.experiments.records import Experiment, Outcome, Picture, Run, environment, one_thread
 from dapcal.experiments.toys import sinusoid, two_moons
+from dapcal.experiments.toys.posterior_plots import MOONS, WAVES, draw_moons, draw_waves, figure, grid
 from dapcal.likelihoods import Bernoulli, Gaussian, Likelihood
 from dapcal.ood_inputs import OODInputs
 from dapcal.posteriors import dropout, ensemble, hmc, laplace, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.predictive import Prediction
 from dapcal.types import DapcalWarning, Posterior
 
 DRAWS, MEMBERS, NUTS_DRAWS, NUTS_WARM_UP, NUTS_DEPTH = 100, 5, 60, 150, 7
@@ -129,8 +128,8 @@ def run(this: Run) -> Outcome:
     }  # fmt: skip
     pictures = []
     for name, problem, measure, draw, caption in (
-        ("two moons", _moons(seed), _measure_moons, _draw_moons, _MOONS),
-        ("sinusoid", _waves(seed), _measure_waves, _draw_waves, _WAVES),
+        ("two moons", _moons(seed), _measure_moons, draw_moons, MOONS),
+        ("sinusoid", _waves(seed), _measure_waves, draw_waves, WAVES),
     ):
         found, panels = {}, []
         for step, (method, fit) in enumerate(METHODS.items()):
@@ -145,11 +144,11 @@ def run(this: Run) -> Outcome:
                     "fit_seconds": round(seconds, 1),
                     **measure(calibrated, problem),
                 }
-                panels.append((method, calibrated(_grid(name))))
+                panels.append((method, calibrated(grid(name))))
             found[method]["warnings"] = sorted({str(w.message) for w in caught})
             progress(name, step + 1, len(METHODS))
         numbers[name] = found
-        pictures.append(Picture(name.replace(" ", "-"), _figure(panels, problem, draw), caption))
+        pictures.append(Picture(name.replace(" ", "-"), figure(panels, problem.train, draw), caption))
     numbers["seconds"] = round(time.perf_counter() - started, 1)
     return Outcome(numbers, pictures)
 
@@ -187,16 +186,10 @@ def _waves(seed: int) -> Problem:
     return Problem(network, Gaussian(), train, held_out, sinusoid.just_outside(train[0], seed), point, seed, 0.02)
 
 
-def _grid(name: str) -> Tensor:
-    if name == "two moons":
-        return mesh(two_moons.LOW, two_moons.HIGH, 101)[0]
-    return torch.linspace(-12, 12, 301)[:, None]
-
-
 def _measure_moons(calibrated: Calibrated, problem: Problem) -> dict[str, Any]:
-    (x, y), grid = problem.held_out, _grid("two moons")
-    far = torch.cdist(grid, problem.train[0]).min(1).values > two_moons.FAR
-    inside, outside = calibrated(x), calibrated(grid[far])
+    (x, y), places = problem.held_out, grid("two moons")
+    far = torch.cdist(places, problem.train[0]).min(1).values > two_moons.FAR
+    inside, outside = calibrated(x), calibrated(places[far])
     return {
         "held_out_accuracy": [float((p.probs.argmax(-1) == y).double().mean()) for p in (inside.base, inside)],
         "held_out_nll": [float(-p.log_prob(y).mean()) for p in (inside.base, inside)],
@@ -213,57 +206,6 @@ def _measure_waves(calibrated: Calibrated, problem: Problem) -> dict[str, Any]:
         "band_over_training_q95": [(sinusoid.band(p) / typical).tolist() for p in (probes.base, probes)],
     }
 
-
-def _figure(panels: list[tuple[str, Prediction]], problem: Problem, draw: Callable[..., Any]) -> Any:
-    """Pairs of rows: the posterior alone, and below it with dapcal's default."""
-    columns = 6
-    with style():
-        figure, axes = new_grid(2 * -(-len(panels) // columns), columns, 1.75, 1.6)
-        for place, (title, prediction) in enumerate(panels):
-            row, column = 2 * (place // columns), place % columns
-            for offset, shown in enumerate((prediction.base, prediction)):
-                panel = axes[row + offset][column]
-                image = draw(panel, shown, problem)
-                panel.tick_params(labelsize=6)
-                if column == 0:
-                    panel.set_ylabel(("alone", "with distance")[offset], fontsize=8)
-            axes[row][column].set_title(title, fontsize=8)
-        if image is not None:
-            figure.colorbar(image, ax=[panel for row in axes for panel in row], label="confidence", shrink=0.5)
-    return figure
-
-
-def _draw_moons(axes: Any, prediction: Prediction, problem: Problem) -> Any:
-    side = round(len(prediction.probs) ** 0.5)
-    image = axes.imshow(
-        prediction.probs.max(-1).values.double().reshape(side, side).T.numpy(), origin="lower", cmap="viridis",
-        extent=(two_moons.LOW[0], two_moons.HIGH[0], two_moons.LOW[1], two_moons.HIGH[1]), vmin=0.5, vmax=1.0,
-    )  # fmt: skip
-    x, y = problem.train
-    for label, colour in ((0, "white"), (1, ORANGE)):
-        axes.scatter(*x[y == label].T.numpy(), s=0.6, c=colour, lw=0)
-    axes.set(xticks=[], yticks=[])
-    axes.spines[:].set_visible(False)
-    return image
-
-
-def _draw_waves(axes: Any, prediction: Prediction, problem: Problem) -> None:
-    x, mean, half = _grid("sinusoid")[:, 0], prediction.mean[:, 0], sinusoid.band(prediction)
-    axes.fill_between(x, mean - half, mean + half, color=BLUE, alpha=0.25, lw=0)
-    axes.plot(x, x.sin(), color=GREY, lw=0.5, ls="--")
-    axes.plot(x, mean, color=BLUE, lw=1)
-    axes.scatter(*(t[:, 0].numpy() for t in problem.train), s=1, c=RED, lw=0, alpha=0.5)
-    axes.set(ylim=(-4, 4), xlim=(-12, 12))
-
-
-_MOONS = (
-    "Confidence on two moons of twelve posteriors, each alone and with dapcal's default. Most are sure far from the "
-    "data; with distance they fall to one half there and stay as they were on the moons."
-)
-_WAVES = (
-    "Prediction and 95 % epistemic band on the sinusoid of twelve posteriors, each alone and with dapcal's default. "
-    "Bands open between and beyond the clusters where their variance was under ten times that at the training inputs."
-)
 
 EXPERIMENT = Experiment(
     title="Every posterior",
