@@ -19,6 +19,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled, split
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.predictive import Prediction
+from dapcal.progress import Stages
 from dapcal.recipes import Recipe
 from dapcal.tables.columns import Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
@@ -42,7 +43,7 @@ def fit(
     task: TaskName | None = None,
     recipe: Recipe | None = None,
     drop: Sequence[str] = (),
-    progress: recipes.Report | None = None,
+    progress: Stages | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others.
 
