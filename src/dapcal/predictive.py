@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
 from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, Split, expectation
-from dapcal.types import Ensemble
+from dapcal.types import LEVEL, Ensemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +92,12 @@ class Prediction:
         expected = self.likelihood.expected_entropy(self.base_ensemble)
         return self._like_outputs(entropy - torch.minimum(expected, entropy))
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self, level: float = LEVEL) -> Interval:
         """Central predictive interval that holds the target with probability `level` (regression)."""
         lower, upper = self.likelihood.interval(self.ensemble, _check_level(level))
         return Interval(self._like_outputs(lower), self._like_outputs(upper))
 
-    def prediction_set(self, level: float = 0.95) -> Tensor:
+    def prediction_set(self, level: float = LEVEL) -> Tensor:
         """Smallest set of classes with probability at least `level`, as a mask (N, K)."""
         probabilities, order = self.probs.sort(-1, descending=True)
         before = probabilities.cumsum(-1) - probabilities

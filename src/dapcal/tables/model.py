@@ -27,6 +27,7 @@ from dapcal.tables.encoder import Encoded, Encoder, fit_encoder
 from dapcal.tables.files import stream
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from dapcal.report.subject import Axis, Subject
@@ -108,7 +109,7 @@ class TableModel:
         """What is predicted: classes or numbers."""
         return "classification" if isinstance(self.target, Classes) else "regression"
 
-    def predict(self, table: pa.Table, *, level: float = 0.95, alpha: float = 0.05, first_row: int = 1) -> Predicted:
+    def predict(self, table: pa.Table, *, level: float = LEVEL, alpha: float = ALPHA, first_row: int = 1) -> Predicted:
         """Predictions for rows, in their order: one row out for one row in.
 
         Columns: `prediction`; `probability_<class>` for every class, or `lower` and `upper`, the interval that holds
