@@ -15,6 +15,7 @@ test: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/pylint src
 	$(VENV)/bin/pytest -n auto
 
 test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt

@@ -7,7 +7,6 @@ import importlib
 import json
 import logging
 import math
-import re
 import signal
 import socket
 import subprocess
@@ -17,6 +16,8 @@ import time
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
 
 from cases import hears_ctrl_c
 from dapcal import __version__
@@ -556,8 +557,12 @@ def test_halving_finds_all_rows_that_fail_and_no_other(bad, caplog):
 # metrics, health, pages
 
 
-def numbers(text: str) -> dict[str, float]:
-    return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)}
+def numbers(text: str) -> dict[tuple[str, ...], float]:
+    """Every series with its value, as Prometheus reads them: (name, values of its labels...)."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+    assert len(found) == len(samples)
+    return found
 
 
 def test_metrics_count_requests_and_rows_exactly():
@@ -576,20 +581,36 @@ def test_metrics_count_requests_and_rows_exactly():
     )
     found = numbers(answers[-1].text)
     assert answers[-1].headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert {name: value for name, value in found.items() if "seconds" not in name} == {
-        'dapcal_requests_total{route="/health",status="200"}': 1,
-        'dapcal_requests_total{route="/predict",status="200"}': 2,
-        'dapcal_requests_total{route="/predict",status="422"}': 1,
-        'dapcal_requests_total{route="/predict",status="500"}': 1,
-        'dapcal_requests_total{route="/predict/batch",status="200"}': 1,
-        'dapcal_requests_total{route="/predict/batch",status="500"}': 1,
-        'dapcal_requests_total{route="other",status="404"}': 1,
-        "dapcal_rows_predicted_total": 6,
-        "dapcal_rows_out_of_distribution_total": 3,
-        "dapcal_model_calls_total": 4 + 3,  # the batch that fails is tried in halves
+    assert {series: value for series, value in found.items() if "seconds" not in series[0]} == {
+        ("dapcal_requests_total", "/health", "200"): 1,
+        ("dapcal_requests_total", "/predict", "200"): 2,
+        ("dapcal_requests_total", "/predict", "422"): 1,
+        ("dapcal_requests_total", "/predict", "500"): 1,
+        ("dapcal_requests_total", "/predict/batch", "200"): 1,
+        ("dapcal_requests_total", "/predict/batch", "500"): 1,
+        ("dapcal_requests_total", "other", "404"): 1,
+        ("dapcal_rows_predicted_total",): 6,
+        ("dapcal_rows_out_of_distribution_total",): 3,
+        ("dapcal_model_calls_total",): 4 + 3,  # the batch that fails is tried in halves
     }
-    assert found['dapcal_request_seconds_count{route="/predict"}'] == 4
-    assert found['dapcal_request_seconds_bucket{route="/predict",le="+Inf"}'] == 4
+    assert {name for name, *_ in found if "seconds" in name} == {
+        "dapcal_request_seconds_bucket",
+        "dapcal_request_seconds_count",
+        "dapcal_request_seconds_sum",
+    }
+    assert found["dapcal_request_seconds_count", "/predict"] == 4
+    assert found["dapcal_request_seconds_bucket", "+Inf", "/predict"] == 4
+
+
+def test_two_services_count_apart():
+    one, other = create_app(served()), create_app(served())
+    post(one, "/predict", json={"x": 1})
+    assert numbers(ask(other, ("GET", "/metrics", {}))[0].text) == {
+        ("dapcal_rows_predicted_total",): 0,
+        ("dapcal_rows_out_of_distribution_total",): 0,
+        ("dapcal_model_calls_total",): 0,
+    }
+    assert not any(metric.name.startswith("dapcal") for metric in REGISTRY.collect())
 
 
 def test_latencies_are_counted_up_to_each_limit():
@@ -597,11 +618,10 @@ def test_latencies_are_counted_up_to_each_limit():
     times = (0.0005, 0.001, 0.0011, 0.3, 10.0, 99.0)
     for seconds in times:
         metrics.request("/predict", 200, seconds)
-    found = numbers(metrics.text(0))
+    found = numbers(metrics.text())
     for limit in SECONDS:
-        name = f'dapcal_request_seconds_bucket{{route="/predict",le="{limit}"}}'
-        assert found[name] == sum(seconds <= limit for seconds in times)
-    assert found['dapcal_request_seconds_sum{route="/predict"}'] == pytest.approx(sum(times))
+        assert found["dapcal_request_seconds_bucket", str(limit), "/predict"] == sum(s <= limit for s in times)
+    assert found["dapcal_request_seconds_sum", "/predict"] == pytest.approx(sum(times))
 
 
 def test_refusals_at_the_gate_are_counted_too():
@@ -610,8 +630,8 @@ def test_refusals_at_the_gate_are_counted_too():
         app, ("POST", "/predict", {"json": {"x": 1.000001}}), ("POST", "/predict", {}), ("GET", "/metrics", {})
     )
     found = numbers(answers[-1].text)
-    assert found['dapcal_requests_total{route="/predict",status="413"}'] == 1
-    assert found['dapcal_requests_total{route="/predict",status="415"}'] == 1
+    assert found["dapcal_requests_total", "/predict", "413"] == 1
+    assert found["dapcal_requests_total", "/predict", "415"] == 1
 
 
 def test_health_and_index_say_what_is_served():
@@ -686,7 +706,7 @@ def test_what_makes_no_sense_is_refused(make, match):
         make()
 
 
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("package", ["fastapi", "prometheus_client", "uvicorn"])
 def test_a_missing_package_is_named(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, "dapcal.serve")

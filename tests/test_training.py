@@ -7,8 +7,10 @@ import io
 import math
 import multiprocessing
 import random
+import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -24,7 +26,7 @@ from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import checkpoints, variational
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.training import Epoch, Training, constant
-from dapcal.progress import Bar
+from dapcal.progress import Bar, told
 from dapcal.types import DapcalWarning
 
 FITS = {"map": map_posterior.fit, "variational": variational.fit}
@@ -521,20 +523,81 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_shows_loss_and_held_out_nll():
-    stream = Terminal()
-    bar = Bar("MAP", stream)
+@pytest.fixture
+def terminal(monkeypatch) -> Terminal:
+    """One of ordinary width."""
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    return Terminal()
+
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+def drawn(stream: Terminal) -> list[str]:
+    """What stood in the bar's line, one drawing after the other, without control codes."""
+    return [line for line in re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", stream.getvalue()).split("\r") if line.strip()]
+
+
+def test_the_bar_shows_loss_and_held_out_nll(terminal):
+    bar = Bar("member 12/20", terminal)
     for number in range(1, 4):
         bar(Epoch(number, 3, 0.5 / number, 0.25))
-    text = stream.getvalue()
-    assert text.count("\r") == 3
-    assert text.endswith("\n")
-    assert "MAP" in text
-    assert "3/3  loss 0.1667  held-out NLL 0.2500  0:00 left" in text
+    first, *_, last = drawn(terminal)
+    assert re.fullmatch(r"member 12/20 \S+ +1/3 loss 0\.5000  held-out NLL 0\.2500 --:--", first)
+    assert re.fullmatch(r"member 12/20 ━+ 3/3 loss 0\.1667  held-out NLL 0\.2500 00:00\n", last)
+    assert terminal.getvalue().count(HIDE_CURSOR) == terminal.getvalue().count(SHOW_CURSOR) == 1
+
+
+def test_short_epochs_are_not_all_drawn(terminal):
+    bar = Bar("MAP", terminal)
+    for number in range(1, 3000):
+        bar(Epoch(number, 3000, 0.5, None))
+    bar(Epoch(3000, 3000, 0.25, None))
+    lines = drawn(terminal)
+    assert len(lines) < 300
+    assert "3000/3000 loss 0.2500" in lines[-1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_the_terminal_is_as_it_was_after_a_training_that_failed(terminal, error, monkeypatch):
+    def training() -> None:
+        with told(True, "MAP") as progress:
+            progress(Epoch(1, 9, 0.5, None))
+            progress(Epoch(2, 9, 0.4, None))
+            raise error
+
+    monkeypatch.setattr(sys, "stderr", terminal)
+    before = sys.stdout, sys.stderr
+    with pytest.raises(error):
+        training()
+    assert "2/9 loss 0.4000" in drawn(terminal)[-1]
+    assert terminal.getvalue().endswith(SHOW_CURSOR)
+    assert (sys.stdout, sys.stderr) == before
 
 
 def test_without_a_terminal_the_bar_writes_ten_lines(capsys, blobs):
     map_posterior.fit(network(), Categorical(), blobs[0], epochs=40, progress=True)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 10
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert [line.split()[1] for line in lines] == [f"{number}/40" for number in range(4, 41, 4)]
     assert all("loss" in line and "held-out" not in line for line in lines)
+    assert "\x1b" not in printed.err
+    assert printed.out == ""
+
+
+def test_a_training_that_stops_early_ends_with_a_line():
+    stream = io.StringIO()
+    bar = Bar("MAP", stream)
+    for number in range(1, 36):
+        bar(Epoch(number, 100, 0.5, 0.25))
+    bar.end()
+    bar.end()
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["10/100", "20/100", "30/100", "35/100"]
+
+
+def test_a_bar_names_the_extra_that_it_needs(monkeypatch, blobs):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(ImportError, match=r"needs rich; install it with: pip install 'dapcal\[progress\]'"):
+        map_posterior.fit(network(), Categorical(), blobs[0], epochs=1, progress=True)
+    map_posterior.fit(network(), Categorical(), blobs[0], epochs=1, progress=lambda epoch: None)

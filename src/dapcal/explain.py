@@ -16,9 +16,8 @@ from dapcal.likelihoods import ClassLikelihood
 from dapcal.neighbors import TorchIndex
 from dapcal.predictive import Prediction
 from dapcal.projectors import Identity, project
-from dapcal.types import NeighborIndex
+from dapcal.types import LEVEL, NeighborIndex
 
-LEVEL = 0.95  # of the intervals
 _ORDINARY = 0.05  # chance that a training input itself has any far column, about
 _MOST_SAMPLED = 1000  # training inputs that "usual" is read from
 
@@ -103,7 +102,7 @@ class Answer:
 
     mean: tuple[float, ...]  # class probabilities, or expected targets
     deviation: tuple[float, ...]
-    lower: tuple[float, ...]  # ends of the 95 % interval
+    lower: tuple[float, ...]  # ends of the interval of `LEVEL`
     upper: tuple[float, ...]
     epistemic: tuple[float, ...]  # variance that comes from missing data
 

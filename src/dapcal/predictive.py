@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
 from dapcal.likelihoods import Interval, Likelihood, Split, expectation
-from dapcal.types import Conditional, Ensemble
+from dapcal.types import ALPHA, LEVEL, Conditional, Ensemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Prediction:
         """The same with all tensors in main memory."""
         return self._map(lambda value, _: value.cpu())
 
-    def columns(self, *, level: float = 0.95, alpha: float = 0.05) -> dict[str, np.ndarray]:
+    def columns(self, *, level: float = LEVEL, alpha: float = ALPHA) -> dict[str, np.ndarray]:
         """Plain arrays by name, one row an input: what tables and services show.
 
         Classes: `prediction`, the most likely class; `probability`, (N, K); `epistemic` and `aleatoric`, the two parts
@@ -83,8 +83,8 @@ class Prediction:
         return {name: value.cpu().numpy() for name, value in {**shown, **judged}.items()}
 
     def __repr__(self) -> str:
-        flagged = int((self.ood_p_value <= 0.05).sum())
-        return f"Prediction({len(self)} inputs, {type(self.likelihood).__name__}, {flagged} with p-values up to 0.05)"
+        flagged = int((self.ood_p_value <= ALPHA).sum())
+        return f"Prediction({len(self)} inputs, {type(self.likelihood).__name__}, {flagged} with p-values up to {ALPHA})"
 
     @property
     def base(self) -> Prediction:
@@ -128,12 +128,12 @@ class Prediction:
         expected = self.likelihood.expected_entropy(self.base_ensemble)
         return self._like_outputs(entropy - torch.minimum(expected, entropy))
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self, level: float = LEVEL) -> Interval:
         """Central predictive interval that holds the target with probability `level` (regression)."""
         lower, upper = self.likelihood.interval(self.ensemble, _check_level(level))
         return Interval(self._like_outputs(lower), self._like_outputs(upper))
 
-    def prediction_set(self, level: float = 0.95) -> Tensor:
+    def prediction_set(self, level: float = LEVEL) -> Tensor:
         """Smallest set of classes with probability at least `level`, as a mask (N, K)."""
         probabilities, order = self.probs.sort(-1, descending=True)
         before = probabilities.cumsum(-1) - probabilities

@@ -17,6 +17,7 @@ from torch import Tensor
 from dapcal import recipes
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
 from dapcal.predictive import Prediction
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,7 +59,7 @@ class _DistanceAware(BaseEstimator):
         validation: float = 0.2,
         guard: float = 0.005,
         refit: bool = True,
-        alpha: float = 0.05,
+        alpha: float = ALPHA,
         device: str = "cpu",
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -251,7 +252,7 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
             raise ValueError("Expected `return_std` or `interval`, got both; predict_frame(X) gives both")
         return tuple(map(self._shown, self._read(X, _mean, *_ends(interval))))
 
-    def predict_frame(self, X: Any, interval: float = 0.95) -> DataFrame:
+    def predict_frame(self, X: Any, interval: float = LEVEL) -> DataFrame:
         """All that is known of the predictions, with the index of X.
 
         `epistemic` and `aleatoric` are standard deviations whose squares add up to std²; `distance` is 0 where an input

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from dapcal.moments import OutputMoments
     from dapcal.prior import Prior
 
+ALPHA = 0.05
+"""Inputs with a p-value up to this are flagged, where nobody asks for another."""
+
+LEVEL = 0.95
+"""Probability that an interval holds the target, where nobody asks for another."""
+
 Projector = Callable[[Tensor], Tensor]
 """Maps a batch of inputs (N, ...) to points (N, P) in the space where distances are measured."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, output, too_few, typer, writable
+from dapcal.types import ALPHA
 
 if TYPE_CHECKING:
     from dapcal.own.model import OwnModel
@@ -78,7 +79,7 @@ def calibrate(
                 f"the training data take more than {own_models.KEPT_BYTES >> 20} MiB and are not kept with the model: "
                 "dapcal report and dapcal explain cannot show them"
             )
-        too_few(said, len(own.calibrated.evidence.held_out), 0.05)
+        too_few(said, len(own.calibrated.evidence.held_out), ALPHA)
         own.save(out)
         radius = {s.name: None if s.radius is None else s.radius.start for s in own.calibrated.distance.spaces}
         found: dict[str, Any] = {

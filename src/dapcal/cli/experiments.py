@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from dapcal.cli.common import FAILED, WRONG, Json, Output, Quiet, end, output, typer
+from dapcal.progress import Stages
 
 
 def demo(
@@ -90,5 +90,5 @@ def _write(names: list[str], out: Path, seed: int, options: dict[str, Any], said
     return write_page(out, outcomes)
 
 
-def _reporter(said: Output, title: str) -> Callable[[str, int, int], None]:
+def _reporter(said: Output, title: str) -> Stages:
     return lambda stage, done, total: said.progress(f"{title}: {stage}", done, total)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dapcal.cli.common import Device, Json, Quiet, checked, output, too_few, typer
 from dapcal.cli.loading import Factory, load
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,13 +38,12 @@ def explain(
         if len(rows) < row:
             raise ValueError(f"Expected --row between 1 and {len(rows)} (rows of {data}), got {row}")
         subject = loaded.subject(model.name, None, "")
-        too_few(said, len(subject.calibrated.evidence.held_out), _ALPHA)
+        too_few(said, len(subject.calibrated.evidence.held_out), ALPHA)
         x = rows[row - 1 :]
         found = explained(subject.calibrated, subject.train.x, x, subject.features, neighbours)
         said.result({"row": row, **_told(subject, found)}, _words(subject, found, x, row))
 
 
-_ALPHA = 0.05  # p-values up to it are out of distribution
 _COLUMNS = 6  # that the table of neighbours shows
 
 
@@ -76,7 +76,7 @@ def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
 
 
 def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
-    verdict = "yes" if found.p_value <= _ALPHA else "no"
+    verdict = "yes" if found.p_value <= ALPHA else "no"
     reach = found.farthest
     radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} is usual"
     lines = [
@@ -97,7 +97,9 @@ def _answer(subject: Subject, answer: Answer) -> str:
         return ", ".join(f"{name} {100 * p:.1f} %" for p, name in best)
     plain = _plain(subject, answer)
     ends = zip(plain["mean"], plain["lower"], plain["upper"], strict=True)
-    return ", ".join(f"{mean:.4g} (95 % interval {lower:.4g} to {upper:.4g})" for mean, lower, upper in ends)
+    return ", ".join(
+        f"{mean:.4g} ({100 * LEVEL:.0f} % interval {lower:.4g} to {upper:.4g})" for mean, lower, upper in ends
+    )
 
 
 def _far(found: Explanation, shown: Row | Picture) -> str:

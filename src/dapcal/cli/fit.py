@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, checked, output, too_few, typer, writable
+from dapcal.types import ALPHA
 
 if TYPE_CHECKING:
     from dapcal.tables.summary import Summary
@@ -67,7 +68,7 @@ def fit(
         )
         for note in model.notes:
             said.note(note)
-        too_few(said, len(model.calibrated.evidence.held_out), 0.05)
+        too_few(said, len(model.calibrated.evidence.held_out), ALPHA)
         summary = summarise(model)
         model.save(out)
         data: dict[str, Any] = {"file": str(out), **summary.as_json(), "calibration": list(model.calibrated.notes)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from dapcal.cli.common import Device, Json, Output, Quiet, all_written, checked, output, too_few, typer, writable
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,8 +24,8 @@ def predict(
         Path, typer.Argument(readable=False, help="Table with the same columns: .csv, .tsv, .parquet or .npz.")
     ],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Predictions: .csv, .tsv or .parquet.")],
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = 0.05,
-    level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = 0.95,
+    alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = ALPHA,
+    level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = LEVEL,
     keep: Annotated[list[str] | None, typer.Option(help="Column to copy, e.g. an id; may be repeated.")] = None,
     device: Device = "cpu",
     as_json: Json = False,

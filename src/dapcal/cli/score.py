@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from dapcal.cli.common import Device, Json, Output, Quiet, all_written, output, too_few, typer, writable
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +22,8 @@ def score(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Scores: .csv, or .npz for arrays.")],
     model: Annotated[str | None, typer.Option(help="package.module:factory, as in `calibrate`.")] = None,
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="Inputs with a p-value up to this are flagged.")] = 0.05,
-    level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = 0.95,
+    alpha: Annotated[float, typer.Option(min=0, max=1, help="Inputs with a p-value up to this are flagged.")] = ALPHA,
+    level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = LEVEL,
     batch_size: Annotated[int, typer.Option(min=1, help="Inputs at a time.")] = 256,
     resize: Annotated[bool, typer.Option("--resize", help="Resize images of another size.")] = False,
     mean: Annotated[str | None, typer.Option(help="Of pixels from 0 to 1 in training, e.g. 0.485,0.456,0.406.")] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dapcal.cli.common import INTERRUPTED, Device, Json, Quiet, checked, output, too_few, typer
 from dapcal.cli.loading import Factory, load
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from dapcal.own.model import OwnModel
@@ -18,8 +19,8 @@ def serve(
     model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` or `dapcal calibrate` wrote.")],
     host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = 0.05,
-    level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = 0.95,
+    alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = ALPHA,
+    level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = LEVEL,
     most_rows: Annotated[int, typer.Option(min=1, help="Rows of one batch, at most.")] = 1000,
     factory: Factory = None,
     device: Device = "cpu",

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 import torch
 
-from dapcal.posteriors.training import Epoch
+from dapcal.posteriors.training import Progress
+from dapcal.progress import Stages
 from dapcal.search import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage's name, the steps done and their number."""
 
 
 class Picture(NamedTuple):
@@ -60,7 +58,7 @@ class Run:
     parts: tuple[str, ...] | None = None
     jobs: int = 1
     full: bool = False
-    progress: Progress = lambda *_: None
+    progress: Stages = lambda *_: None
     say: Callable[[str], None] = lambda _: None
 
 
@@ -126,6 +124,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def epochs_of(progress: Progress, stage: str) -> Callable[[Epoch], None]:
+def epochs_of(progress: Stages, stage: str) -> Progress:
     """A training callback that reports epochs as steps of a stage."""
     return lambda epoch: progress(stage, epoch.number, epoch.total)

@@ -24,8 +24,9 @@ from dapcal.own import arrays
 from dapcal.own.images import Decoder, image_files
 from dapcal.own.networks import moved
 from dapcal.own.networks import network as made_by
-from dapcal.own.posteriors import TASKS, Progress, guessed_task, likelihood_of, outputs_at, posterior_of
+from dapcal.own.posteriors import TASKS, guessed_task, likelihood_of, outputs_at, posterior_of
 from dapcal.predictive import Prediction
+from dapcal.progress import Stages
 
 if TYPE_CHECKING:
     from dapcal.models.subject import Picture, Row, Subject
@@ -48,7 +49,7 @@ def fit(
     classes: Sequence[str] = (),
     factory: str = "",
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Stages | None = None,
 ) -> OwnModel:
     """Make trained networks distance-aware.
 
@@ -268,7 +269,7 @@ def _class_names(classes: Sequence[str], likelihood: Likelihood, outputs: int) -
     return names
 
 
-def _quality(calibrated: Calibrated, data: Labelled, progress: Progress) -> dict[str, float]:
+def _quality(calibrated: Calibrated, data: Labelled, progress: Stages) -> dict[str, float]:
     """Accuracy or root mean square error, and negative log-likelihoods before and after the adjustment."""
     classes = isinstance(calibrated.posterior.likelihood, ClassLikelihood)
     sums = torch.zeros(3, dtype=torch.float64)

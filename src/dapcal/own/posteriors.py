@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from dapcal.networks import checked_outputs
 from dapcal.own.networks import told
 from dapcal.posteriors import ensemble, laplace
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.progress import Stages
 from dapcal.projectors import last_linear
 
 TASKS = ("classification", "regression")
@@ -21,9 +22,6 @@ POSTERIORS = ("last-layer", "laplace")
 _BATCH = 256
 _TRIED = 1000  # held-out inputs that prior scales are tried on
 _FULL = 1000  # parameters of a last layer with a full covariance; more take seconds to minutes, so Kronecker factors
-
-Progress = Callable[[str, int, int], None]
-"""Told (stage, done, total)."""
 
 
 def posterior_of(
@@ -33,7 +31,7 @@ def posterior_of(
     chooses: Labelled,
     kind: str | None,
     seed: int,
-    progress: Progress,
+    progress: Stages,
 ) -> NetworkPosterior:
     """A Laplace approximation of one network, of its last layer ("last-layer", default) or of all ("laplace").
 
@@ -120,7 +118,7 @@ def _noise(networks: Sequence[nn.Module], train: Labelled, targets: int) -> floa
 class _Watched(Dataset):
     """Batches by their number, each reported as it is read."""
 
-    def __init__(self, data: Labelled, progress: Progress) -> None:
+    def __init__(self, data: Labelled, progress: Stages) -> None:
         self.batches = list(zip(data.x.split(_BATCH), data.y.split(_BATCH), strict=True))
         self.progress = progress
 

@@ -9,11 +9,12 @@ import torch
 from dapcal.own.model import OwnModel
 from dapcal.own.scores import columns_of
 from dapcal.serve import Field, Served
+from dapcal.types import ALPHA, LEVEL
 
 _KEPT = ("epistemic", "aleatoric", "distance", "ood_p_value", "ood")
 
 
-def served(model: OwnModel, name: str, *, alpha: float = 0.05, level: float = 0.95) -> Served:
+def served(model: OwnModel, name: str, *, alpha: float = ALPHA, level: float = LEVEL) -> Served:
     """A field `x` of the network's input shape, and a function from rows to records.
 
     Args:

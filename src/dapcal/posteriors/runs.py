@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from dapcal.data import Labelled, batch_count, in_memory, pairs_of, shuffled, size
 from dapcal.posteriors import checkpoints
 from dapcal.posteriors.training import Epoch, Training, schedule_of
-from dapcal.progress import Bar
+from dapcal.progress import told
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Learns from a minibatch, in place, and returns its mean loss."""
@@ -116,8 +116,7 @@ def run(
     """
     held_out = None if training.held_out is None else in_memory(training.held_out, "held_out")
     device = next(iter(tensors.values())).device
-    progress = Bar(method) if training.progress is True else training.progress or None
-    with _own_randomness(device, generator):
+    with told(training.progress, method) as progress, _own_randomness(device, generator):
         at = _Run(tensors, state, train, generator)
         saved = None if training.checkpoint is None else Path(training.checkpoint)
         marks: dict[str, Any] = {}

@@ -75,7 +75,7 @@ class Training:
         checkpoint: file that the run is saved to on the way, and from which it goes on if it exists.
         checkpoint_seconds: between two checkpoints; 0 writes one after every minibatch. A DataLoader's batches cannot
             be replayed, so with one checkpoints fall on the ends of epochs.
-        progress: called after every epoch, or True for a bar with loss and held-out NLL.
+        progress: called after every epoch, or True for a bar with loss and held-out NLL (extra `progress`).
     """
 
     epochs: int = 100

@@ -2,7 +2,7 @@
 
 from dapcal.recipes.division import divide
 from dapcal.recipes.fitting import Fitted, fit
-from dapcal.recipes.posteriors import POSTERIORS, Report
+from dapcal.recipes.posteriors import POSTERIORS
 from dapcal.recipes.recipe import NAMES, Recipe, network
 
-__all__ = ["NAMES", "POSTERIORS", "Fitted", "Recipe", "Report", "divide", "fit", "network"]
+__all__ = ["NAMES", "POSTERIORS", "Fitted", "Recipe", "divide", "fit", "network"]

@@ -19,9 +19,10 @@ from dapcal.data import Data, Labelled, gather, split
 from dapcal.distances import Space
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.ood_inputs import Around
+from dapcal.progress import Stages
 from dapcal.projectors import Identity
 from dapcal.recipes.division import check_rows, divide
-from dapcal.recipes.posteriors import POSTERIORS, RUNS, Report, Task, Watch, one_thread, options_of
+from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
 from dapcal.recipes.recipe import Recipe, network
 from dapcal.recipes.refit import refitted
 from dapcal.recipes.temperature import temperature_helps
@@ -42,7 +43,7 @@ def fit(
     likelihood: Likelihood,
     outputs: int,
     recipe: Recipe,
-    progress: Report | None = None,
+    progress: Stages | None = None,
 ) -> Fitted:
     """Hold out rows, train what the recipe names on the others, and calibrate it.
 
@@ -56,7 +57,8 @@ def fit(
         likelihood: p(y | outputs).
         outputs: C, of the network.
         recipe: how.
-        progress: told of every epoch.
+        progress: told of the epochs of all networks while "training", of 0 and 1 of 1 while "calibrating", and with
+            `refit` of epochs again while "training on all rows".
     """
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)

@@ -16,16 +16,13 @@ from dapcal.likelihoods import Likelihood
 from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Epoch, Options
+from dapcal.progress import Stages
 from dapcal.recipes.recipe import Recipe
 from dapcal.types import Posterior
 
 STEPS = 1000  # minibatches that a network sees, where `epochs` is left open
 PATIENCE = 0.25  # share of the epochs after which training stops, if the held-out NLL has not fallen
 SWAG_RATE = 1e-3  # of the SGD that wanders around the trained network
-
-Report = Callable[[str, int, int], None]
-"""Told (stage, done, total): epochs of all networks while "training", 0 and 1 of 1 while "calibrating", and with
-`refit` epochs again while "training on all rows"."""
 
 
 class Task(NamedTuple):
@@ -58,7 +55,7 @@ def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Op
 class Watch:
     """Counts the epochs of one network after the other, and remembers which was each network's best."""
 
-    progress: Report
+    progress: Stages
     stage: str
     runs: int
     best: list[tuple[float, int]] = field(default_factory=list)  # held-out NLL and epoch

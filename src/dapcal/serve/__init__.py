@@ -7,6 +7,7 @@ for Prometheus (`metrics.py`), a page for people (`page.py`), and a process that
 
 try:
     import fastapi  # noqa: F401
+    import prometheus_client  # noqa: F401
     import uvicorn  # noqa: F401
 except ImportError as error:
     raise ImportError(f"The service needs {error.name}; install it with: pip install 'dapcal[serve]'") from error

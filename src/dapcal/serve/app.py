@@ -40,6 +40,7 @@ def create_app(served: Served, limits: Limits | None = None) -> FastAPI:
     metrics = Metrics()
 
     def predict(rows: list[dict[str, Any]]) -> list[Judged]:
+        metrics.calls.inc()
         return [shape.prediction.model_validate(record) for record in served.predict(rows)]
 
     batcher = Batcher(predict, limits.rows_at_once)
@@ -61,7 +62,7 @@ def create_app(served: Served, limits: Limits | None = None) -> FastAPI:
     )
     handle_errors(app)
     _add_predictions(app, shape, batcher, metrics)
-    _add_pages(app, served, batcher, metrics)
+    _add_pages(app, served, metrics)
     app.add_middleware(Gate, limits=limits, metrics=metrics, routes=PREDICTING | PAGES, bounded=PREDICTING)
     return app
 
@@ -72,8 +73,8 @@ def _add_predictions(app: FastAPI, shape: Shapes, batcher: Batcher[Judged], metr
     async def predictions(rows: Sequence[BaseModel], paths: Sequence[list[str | int]]) -> list[Judged]:
         outcomes = await batcher([row.model_dump(by_alias=True) for row in rows])
         records = [outcome for outcome in outcomes if isinstance(outcome, Judged)]
-        metrics.rows += len(records)
-        metrics.rows_out += sum(record.ood for record in records)
+        metrics.rows.inc(len(records))
+        metrics.rows_out.inc(sum(record.ood for record in records))
         if len(records) < len(rows):
             raise _failed([(p, o) for p, o in zip(paths, outcomes, strict=True) if isinstance(o, Exception)])
         return records
@@ -91,7 +92,7 @@ def _add_predictions(app: FastAPI, shape: Shapes, batcher: Batcher[Judged], metr
         return _json(shape.predictions.model_construct(predictions=records))
 
 
-def _add_pages(app: FastAPI, served: Served, batcher: Batcher[Judged], metrics: Metrics) -> None:
+def _add_pages(app: FastAPI, served: Served, metrics: Metrics) -> None:
     started = time.monotonic()
     addresses = {"docs": "/docs", "openapi": "/openapi.json", "health": "/health", "metrics": "/metrics"}
     text: dict[int | str, dict[str, Any]] = {
@@ -109,7 +110,7 @@ def _add_pages(app: FastAPI, served: Served, batcher: Batcher[Judged], metrics: 
 
     @app.get("/metrics", name="metrics", summary="Numbers for Prometheus", response_class=Response, responses=text)
     async def numbers() -> Response:
-        return Response(metrics.text(batcher.calls), headers={"Content-Type": CONTENT_TYPE})
+        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

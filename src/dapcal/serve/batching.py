@@ -21,7 +21,6 @@ class Batcher(Generic[Record]):
     """
 
     def __init__(self, predict: Callable[[list[Row]], list[Record]], size: int) -> None:
-        self.calls = 0
         self._predict = predict
         self._size = size
         self._waiting: deque[_Job[Record]] = deque()
@@ -61,7 +60,6 @@ class Batcher(Generic[Record]):
 
     def _outcomes(self, rows: list[Row]) -> list[Record | Exception]:
         """Records, or exceptions; where a call fails, its halves are tried, so that a bad row fails alone."""
-        self.calls += 1
         try:
             records = self._predict(rows)
             if len(records) != len(rows):

@@ -19,6 +19,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled, split
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.predictive import Prediction
+from dapcal.progress import Stages
 from dapcal.recipes import Recipe
 from dapcal.tables.columns import Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
@@ -26,6 +27,7 @@ from dapcal.tables.encoder import Encoded, Encoder, fit_encoder
 from dapcal.tables.files import stream
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from dapcal.models.subject import Axis, Subject
@@ -42,7 +44,7 @@ def fit(
     task: TaskName | None = None,
     recipe: Recipe | None = None,
     drop: Sequence[str] = (),
-    progress: recipes.Report | None = None,
+    progress: Stages | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others.
 
@@ -107,7 +109,7 @@ class TableModel:
         """What is predicted: classes or numbers."""
         return "classification" if isinstance(self.target, Classes) else "regression"
 
-    def predict(self, table: pa.Table, *, level: float = 0.95, alpha: float = 0.05, first_row: int = 1) -> Predicted:
+    def predict(self, table: pa.Table, *, level: float = LEVEL, alpha: float = ALPHA, first_row: int = 1) -> Predicted:
         """Predictions for rows, in their order: one row out for one row in.
 
         Columns: `prediction`; `probability_<class>` for every class, or `lower` and `upper`, the interval that holds

@@ -10,11 +10,12 @@ from dapcal.serve import Field, Served
 from dapcal.tables.columns import LIMIT, Category, Number
 from dapcal.tables.model import TableModel
 from dapcal.tables.targets import Classes
+from dapcal.types import ALPHA, LEVEL
 
 _KEPT = ("prediction", "epistemic", "aleatoric", "distance", "ood_p_value", "ood")
 
 
-def served(model: TableModel, name: str, *, alpha: float = 0.05, level: float = 0.95) -> Served:
+def served(model: TableModel, name: str, *, alpha: float = ALPHA, level: float = LEVEL) -> Served:
     """Fields for the columns, and a function from rows to records.
 
     Args:

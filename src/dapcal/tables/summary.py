@@ -13,9 +13,9 @@ from dapcal.data import Labelled
 from dapcal.predictive import Prediction
 from dapcal.tables.model import TableModel
 from dapcal.tables.targets import Classes, Numbers
+from dapcal.types import ALPHA, LEVEL
 
 _MOST_ROWS = 1000  # held-out rows that columns are shuffled in
-LEVEL = 0.95  # of the intervals whose coverage is told
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Summary:
         constant: of the best answer that looks at no column: the most frequent class, or the mean.
         nll: negative log-likelihood; in regression of the target in its own unit.
         base_nll: the same before distances count.
-        coverage: share of held-out targets within the 95 % interval; None for classes.
-        flagged: share of rows with a p-value of at most 0.05, among those that p-values are not read from.
+        coverage: share of held-out targets within the interval of `LEVEL`; None for classes.
+        flagged: share of rows with a p-value of at most `ALPHA`, among those that p-values are not read from.
         phi: φ.
         radius: for every space the distance within which nothing is far.
         widening: k, by which the spread is multiplied at twice the radius (without one: a standard deviation away).
@@ -88,7 +88,7 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         nll=nll(True),
         base_nll=nll(False),
         coverage=None if isinstance(target, Classes) else _coverage(predictions, ys),
-        flagged=float((p_values <= 0.05).double().mean()),
+        flagged=float((p_values <= ALPHA).double().mean()),
         phi=model.calibrated.phi,
         radius={s.name: None if s.radius is None else s.radius.start for s in model.calibrated.distance.spaces},
         widening=_widening(model),
@@ -105,13 +105,15 @@ def words(summary: Summary, target: str) -> str:
         good += f"{100 * summary.constant:.1f} %)"
     else:
         good = f"off by {summary.value:.4g} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
-        good += f"{summary.constant:.4g}); its 95 % intervals hold {100 * (summary.coverage or 0):.0f} % of them"
+        held = f"{100 * (summary.coverage or 0):.0f} % of them"
+        good += f"{summary.constant:.4g}); its {100 * LEVEL:.0f} % intervals hold {held}"
     names = [f"`{' '.join(name.split())}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
     looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."
     where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"
     away = (
         f"{where} from the training rows its doubt {_growth(summary.widening)}; "
-        f"{100 * summary.flagged:.1f} % of other held-out rows are flagged as out of distribution (expected: 5 %)."
+        f"{100 * summary.flagged:.1f} % of other held-out rows are flagged as out of distribution "
+        f"(expected: {100 * ALPHA:.0f} %)."
     )
     better = summary.value > summary.constant if summary.measure == "accuracy" else summary.value < summary.constant
     useless = "" if better else " That is no better than looking at no column."

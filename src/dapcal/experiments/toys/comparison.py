@@ -7,8 +7,8 @@ from torch import Tensor
 from dapcal.adjust import Reweight
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.distances import Space
-from dapcal.experiments.records import Progress
 from dapcal.ood_inputs import OODInputs
+from dapcal.progress import Stages
 from dapcal.types import Posterior
 
 
@@ -18,7 +18,7 @@ def ours_and_papers(
     held_out: tuple[Tensor, Tensor],
     ood: OODInputs,
     papers_space: Space,
-    progress: Progress,
+    progress: Stages,
 ) -> tuple[Calibrated, Calibrated]:
     """Ours with all defaults; the paper's with closed-form weights, no guard, in the given space (without radius)."""
     progress("calibrating", 0, 2)

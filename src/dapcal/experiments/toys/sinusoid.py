@@ -17,7 +17,6 @@ from dapcal.experiments.records import (
     Experiment,
     Outcome,
     Picture,
-    Progress,
     Run,
     curve_numbers,
     environment,
@@ -30,6 +29,7 @@ from dapcal.posteriors import laplace
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.predictive import Prediction
+from dapcal.progress import Stages
 from dapcal.projectors import Identity
 from dapcal.types import DapcalWarning
 
@@ -94,7 +94,7 @@ def mean_and_noise(seed: int) -> MeanAndNoise:
     return MeanAndNoise(mean, noise)
 
 
-def fit_map(train: tuple[Tensor, Tensor], seed: int, progress: Progress) -> NetworkPosterior:
+def fit_map(train: tuple[Tensor, Tensor], seed: int, progress: Stages) -> NetworkPosterior:
     """The trained network."""
     return map_posterior.fit(
         mean_and_noise(seed), NoiseHead(), train, epochs=MAP_EPOCHS, learning_rate=1e-2, batch_size=125,
@@ -135,7 +135,7 @@ def _rmse(prediction: Prediction, y: Tensor) -> float:
     return float(((prediction.mean - y) ** 2).mean().sqrt())
 
 
-def _pictures(ours: Calibrated, papers: Calibrated, train: tuple[Tensor, Tensor], progress: Progress) -> list[Picture]:
+def _pictures(ours: Calibrated, papers: Calibrated, train: tuple[Tensor, Tensor], progress: Stages) -> list[Picture]:
     with warnings.catch_warnings(), style():
         warnings.simplefilter("ignore", DapcalWarning)  # recorded above
         x = torch.linspace(-12, 12, 601)[:, None]

@@ -19,7 +19,6 @@ from dapcal.experiments.records import (
     Experiment,
     Outcome,
     Picture,
-    Progress,
     Run,
     curve_numbers,
     environment,
@@ -31,6 +30,7 @@ from dapcal.likelihoods import Bernoulli
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
 from dapcal.predictive import Prediction
+from dapcal.progress import Stages
 from dapcal.projectors import Features
 from dapcal.types import DapcalWarning
 
@@ -90,7 +90,7 @@ def papers_epistemic(prediction: Prediction) -> Tensor:
     return squares[:, 0] - (both**2).sum(-1)
 
 
-def _fit(train: tuple[Tensor, Tensor], seed: int, progress: Progress) -> Any:
+def _fit(train: tuple[Tensor, Tensor], seed: int, progress: Stages) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = [nn.Linear(2, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)]
@@ -137,7 +137,7 @@ def _pictures(
     grid: Tensor,
     shape: tuple[int, int],
     train: tuple[Tensor, Tensor],
-    progress: Progress,
+    progress: Stages,
 ) -> list[Picture]:
     with warnings.catch_warnings(), style():
         warnings.simplefilter("ignore", DapcalWarning)  # recorded above
