@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -50,3 +52,11 @@ def blobs(generator: torch.Generator):
         return centers[y] + 0.4 * torch.randn(n, 2, generator=generator), y
 
     return draw(150), draw(120)
+
+
+@pytest.fixture(scope="session")
+def houses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with train.csv, new.csv, and house.dap as `dapcal fit` writes it; tests write elsewhere."""
+    from table_cases import write_houses
+
+    return write_houses(tmp_path_factory.mktemp("houses"))

@@ -356,4 +356,6 @@ def test_an_uninformative_distance_warns_and_names_the_remedy(monkeypatch):
 def test_good_input_warns_of_nothing():
     assert caught_in(calibrate) == []
     assert caught_in(lambda: ready()(FAR)) == []
-    assert caught_in(lambda: regress(adjust=Inflate(limit=None))) == []  # a posterior wider than the targets has a limit else
+    assert (
+        caught_in(lambda: regress(adjust=Inflate(limit=None))) == []
+    )  # a posterior wider than the targets has a limit else

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -134,11 +135,15 @@ def run_bash(block: Block, folder: Path) -> str:
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1",
         "TERM": "dumb",
     }  # fmt: skip
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.code], cwd=folder, env=environment, text=True, capture_output=True
-    )
-    assert done.returncode == 0, f"{block.page.name}:{block.line}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = ["bash", "-euo", "pipefail", "-c", block.code]
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes) as process:
+        process.wait()
+        with contextlib.suppress(ProcessLookupError):  # what a block that failed left running would be waited for
+            os.killpg(process.pid, signal.SIGTERM)
+        printed, errors = process.communicate()
+    assert process.returncode == 0, f"{block.page.name}:{block.line}\n{printed}{errors}"
+    return printed
 
 
 def follows(block: Block, following: Block) -> bool:

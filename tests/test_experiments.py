@@ -131,8 +131,8 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout.strip() == dapcal.__version__
 
 
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_no_half_written_file(blow: signal.Signals, tmp_path: Path):
+def test_an_interrupted_run_leaves_no_half_written_file(tmp_path: Path):
+    """By SIGINT; test_cli_tables_refused.py has SIGTERM, which ends a command in the same way."""
     out = tmp_path / "demo"
     command = [sys.executable, "-m", "dapcal", "demo", "--out", str(out)]
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -140,9 +140,9 @@ def test_an_interrupted_run_leaves_no_half_written_file(blow: signal.Signals, tm
         while not out.exists() and process.poll() is None:  # it is made when the first experiment begins
             time.sleep(0.1)
         time.sleep(1)
-        process.send_signal(blow)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode not in (0, None)
+    assert process.returncode == 130
     assert "Traceback" not in errors
     for path in out.iterdir():
         assert not path.name.startswith("."), "a part file was left"

@@ -84,7 +84,9 @@ class Prediction:
 
     def __repr__(self) -> str:
         flagged = int((self.ood_p_value <= ALPHA).sum())
-        return f"Prediction({len(self)} inputs, {type(self.likelihood).__name__}, {flagged} with p-values up to {ALPHA})"
+        return (
+            f"Prediction({len(self)} inputs, {type(self.likelihood).__name__}, {flagged} with p-values up to {ALPHA})"
+        )
 
     @property
     def base(self) -> Prediction:
