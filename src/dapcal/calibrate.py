@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +26,15 @@ from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.likelihoods import Likelihood
 from dapcal.losses import Loss, Problem, Target
 from dapcal.moving import moved
+from dapcal.networks import shared
 from dapcal.ood_inputs import Chosen, Given, OODInputs
 from dapcal.predictive import Prediction, joined
+from dapcal.projectors import LayerFeatures
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
 from dapcal.spaces import Measured, measure
 from dapcal.storing import Stores
-from dapcal.types import Adjustment, DapcalWarning, Ensemble, Posterior, Scale
+from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Scale
 
 if TYPE_CHECKING:
     from dapcal.deploy import Deployed
@@ -85,11 +88,12 @@ def calibrate(
         posterior = in_domain(posterior, first, drawn=not adjust.closed_form)
     likelihood = posterior.likelihood
 
-    adjusted_first = adjust(posterior, first.x)  # the one forward pass over these inputs
-    base = _check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
-    chooses = Evaluated(first.x, first.y, base)
-    measured = measure(distance, posterior, train_data.x, chooses)
-    raw_first = measured.distance.raw(first.x)
+    with shared(posterior.network, train_data.x), shared(posterior.network, first.x):
+        adjusted_first = adjust(posterior, first.x)
+        base = _check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
+        chooses = Evaluated(first.x, first.y, base)
+        measured = measure(distance, posterior, train_data.x, chooses)
+        raw_first, further_first = measured.distance.raw(first.x), raw_in(measured.further, first.x)
     d0_first = measured.distance.combine(raw_first)
 
     source = loss.inputs(_source(ood, train_data.x))
@@ -117,8 +121,9 @@ def calibrate(
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
     phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates, limited=adjust.limited)
 
-    base_second = seen(posterior, second.x, drawn=not adjust.closed_form)
-    further = measured.further
+    with shared(posterior.network, second.x):
+        base_second = seen(posterior, second.x, drawn=not adjust.closed_form)
+        raw_second, further_second = measured.distance.raw(second.x), raw_in(measured.further, second.x)
     return Calibrated(
         posterior=posterior,
         distance=measured.distance,
@@ -126,9 +131,9 @@ def calibrate(
         phi=phi,
         adjust=adjust,
         evidence=fit_evidence(
-            further,
-            scaling=pieces_of(likelihood, base, raw_first, raw_in(further, first.x)),
-            conformal=pieces_of(likelihood, base_second, measured.distance.raw(second.x), raw_in(further, second.x)),
+            measured.further,
+            scaling=pieces_of(likelihood, base, raw_first, further_first),
+            conformal=pieces_of(likelihood, base_second, raw_second, further_second),
         ),
         curve=curve,
         notes=(
@@ -177,8 +182,10 @@ class Calibrated:
     def __call__(self, x: Tensor) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
         check_inputs(x, "x", like=self.example)
-        raw = self.distance.raw(x)
-        return self._predict(x, raw, self.distance.combine(raw), is_joint=False)
+        with shared(self.posterior.network, x, self._layers):
+            adjusted = self.adjust(self.posterior, x)  # before distances: its pass over the network serves them
+            raw = self.distance.raw(x)
+            return self._predict(x, adjusted, raw, self.distance.combine(raw), is_joint=False)
 
     def predict(self, data: Tensor | Data, batch_size: int = 512) -> Prediction:
         """Predictions at any number of inputs, a batch at a time; targets beside them are not looked at.
@@ -206,7 +213,9 @@ class Calibrated:
     def joint(self, x: Tensor) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         check_inputs(x, "x", like=self.example)
-        return self._predict(x, self.distance.raw(x), self.distance.joint(x).expand(len(x)), is_joint=True)
+        with shared(self.posterior.network, x, self._layers):
+            adjusted, raw = self.adjust(self.posterior, x), self.distance.raw(x)
+            return self._predict(x, adjusted, raw, self.distance.joint(x).expand(len(x)), is_joint=True)
 
     def __repr__(self) -> str:
         spaces = ", ".join(space.name for space in self.distance.spaces)
@@ -229,8 +238,13 @@ class Calibrated:
         """g(φ)."""
         return float(self.scale(torch.tensor(self.phi, dtype=torch.float64)))
 
-    def _predict(self, x: Tensor, raw: Tensor, pre_distance: Tensor, is_joint: bool) -> Prediction:
-        adjusted = self.adjust(self.posterior, x)
+    @cached_property
+    def _layers(self) -> tuple[str, ...]:
+        """Layers of the posterior's network that distances and the OOD score are about."""
+        own = [space.projector for space in (*self.distance.spaces, *self.evidence.further)]
+        return tuple({p.layer for p in own if isinstance(p, LayerFeatures) and p.network is self.posterior.network})
+
+    def _predict(self, x: Tensor, adjusted: Adjusted, raw: Tensor, pre_distance: Tensor, is_joint: bool) -> Prediction:
         base = adjusted(torch.zeros_like(pre_distance))
         distance = self.factor * pre_distance
         ensemble = adjusted(distance)

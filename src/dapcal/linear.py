@@ -19,11 +19,11 @@ from dapcal.networks import (
     as_tensor,
     backward_in_evaluation,
     checked_outputs,
+    layer_input,
     parameter_name,
     vectorising,
 )
 from dapcal.prior import Prior
-from dapcal.projectors import LayerFeatures
 from dapcal.storing import Stores
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ class LastLayer:
     def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
         """Features times the weights of every draw."""
         weights = draws[:, layer_index(posterior.layout, self.layer, self.bias).to(draws.device)]  # (S, C, D)
-        batches = (self.features(posterior.network, batch) for batch in x.split(BATCH))
+        batches = self.features(posterior.network, x).split(BATCH)
         return torch.cat([torch.einsum("nd,scd->snc", features, weights) for features in batches], 1)
 
     def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
         """The features, once."""
-        features = torch.cat([self.features(posterior.network, batch) for batch in x.split(BATCH)])
+        features = self.features(posterior.network, x)
         index = layer_index(posterior.layout, self.layer, self.bias).to(features.device)
         return lambda draws, rows: torch.einsum("nd,scd->snc", features[rows], draws[:, index])
 
@@ -92,8 +92,7 @@ class LastLayer:
         # of a dense Jacobian only a few inputs fit
         step = BATCH if separable else max(1, min(BATCH, MEMORY // (16 * len(left) * len(center))))
         found = []
-        for batch in x.split(step):
-            features = self.features(posterior.network, batch)
+        for features in self.features(posterior.network, x).split(step):
             mean, right = features @ center[index].T, features.double()
             if isinstance(gaussian, DiagonalGaussian | KroneckerGaussian):
                 found.append(_from_parts(likelihood, prior, mean, _parts(gaussian, prior, index, left, right), moving))
@@ -105,8 +104,7 @@ class LastLayer:
 
     def features(self, network: nn.Module, x: Tensor) -> Tensor:
         """What enters the layer, with a one for the bias, (N, D)."""
-        with torch.no_grad():
-            features = LayerFeatures(network, self.layer)(x)
+        features = layer_input(network, self.layer, x).flatten(1)
         return torch.cat([features, features.new_ones(len(features), 1)], 1) if self.bias else features
 
 

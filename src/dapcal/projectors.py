@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from dapcal.networks import execution_order, first_input, unfused
+from dapcal.networks import execution_order, layer_input
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
 
@@ -38,7 +37,9 @@ def fitted(projector: Projector | ProjectorRecipe, train: Tensor, posterior: Pos
 def project(projector: Projector, x: Tensor, batch_size: int = 512) -> Tensor:
     """Points (N, P) of a batch of inputs, checked, without gradients."""
     with torch.no_grad():
-        z = torch.cat([projector(batch) for batch in x.split(batch_size)])
+        # features come in batches of their own, so that all who ask for them share a pass over x
+        whole = isinstance(projector, LayerFeatures)
+        z = projector(x) if whole else torch.cat([projector(batch) for batch in x.split(batch_size)])
     if z.ndim != 2 or len(z) != len(x):
         raise ValueError(
             f"Expected the projector to return ({len(x)}, P) for {len(x)} inputs, got {tuple(z.shape)}; flatten it"
@@ -103,25 +104,14 @@ class LayerFeatures:
     pool: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Features (N, P)."""
-        seen: list[Tensor] = []
-        layer = self.network.get_submodule(self.layer)
-        thread = get_ident()  # hooks are called by every thread that runs the network
-        handle = layer.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(first_input(args, kwargs)) if get_ident() == thread else None,
-            with_kwargs=True,
-        )
-        try:
-            with unfused():
-                self.network(x.to(next(self.network.parameters()).device))
-        finally:
-            handle.remove()
-        if len(seen) != 1:
-            raise ValueError(
-                f"Expected layer `{self.layer}` to run once in a forward pass, it ran {len(seen)} times; name another"
-            )
-        z = seen[0].flatten(2).mean(2) if self.pool else seen[0].flatten(1)
-        return nn.functional.normalize(z) if self.unit else z
+        """Features (N, P), by one pass over the network for all who ask."""
+        return features_of(layer_input(self.network, self.layer, x), self.unit, self.pool)
+
+
+def features_of(entering: Tensor, unit: bool, pool: bool) -> Tensor:
+    """Features (N, P) from what enters a layer, (N, ...)."""
+    z = entering.flatten(2).mean(2) if pool else entering.flatten(1)
+    return nn.functional.normalize(z) if unit else z
 
 
 def last_linear(network: nn.Module, x: Tensor, posterior: Posterior | None = None) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dapcal.distances import FittedSpace, NearestNeighbor
 from dapcal.neighbors import TorchIndex
-from dapcal.networks import first_input, frozen_copy, same_weights, unfused
-from dapcal.projectors import FourierFeatures, Identity, LayerFeatures
+from dapcal.networks import entering, frozen_copy, same_weights, unfused
+from dapcal.projectors import FourierFeatures, Identity, LayerFeatures, features_of
 
 BLOCK = 2**14  # training points whose products with a batch are in memory at once
 MORE = 8  # candidates beyond the k-th: rounding may have put them in a wrong order
@@ -32,25 +29,10 @@ class Entering(nn.Module):
         seen: dict[str, Tensor] = {}
         if self.network is None:
             return seen
-        keep = partial(_keep, seen, get_ident())
-        handles = [
-            self.network.get_submodule(name).register_forward_pre_hook(partial(keep, name), with_kwargs=True)
-            for name in self.layers
-        ]
-        try:
-            with unfused():
-                self.network(x)
-        finally:
-            for handle in handles:
-                handle.remove()
+        layers = {name: self.network.get_submodule(name) for name in self.layers}
+        with unfused(), entering(layers, lambda name, z: seen.update({name: z})):
+            self.network(x)
         return seen
-
-
-def _keep(
-    seen: dict[str, Tensor], thread: int, name: str, _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    if get_ident() == thread:  # hooks are called by every thread that runs the network
-        seen[name] = first_input(args, kwargs)
 
 
 class SpaceModule(nn.Module):
@@ -126,9 +108,7 @@ class Features(nn.Module):
 
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Points (N, P)."""
-        z = entering[self.layer]
-        z = z.flatten(2).mean(2) if self.pool else z.flatten(1)
-        return nn.functional.normalize(z) if self.unit else z
+        return features_of(entering[self.layer], self.unit, self.pool)
 
 
 class Nearest(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dapcal.data import Data, check_inputs, gather
 from dapcal.likelihoods import Categorical
-from dapcal.networks import checked_outputs, first_input, frozen_copy, unfused
+from dapcal.networks import checked_outputs, entering, frozen_copy, unfused
 from dapcal.projectors import feature_layer
 
 BATCH = 1024  # inputs per forward pass
@@ -56,13 +56,9 @@ class Classifier:
     def run(self, batch: Tensor) -> Activations:
         """Of one batch: one forward pass, the features caught on their way."""
         seen: list[Tensor] = []
-        handle = self.network.get_submodule(self.layer).register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(first_input(args, kwargs)), with_kwargs=True
-        )
-        try:
+        layers = {self.layer: self.network.get_submodule(self.layer)}
+        with entering(layers, lambda _, features: seen.append(features)):
             logits = logits_of(self.network, batch)
-        finally:
-            handle.remove()
         if len(seen) != 1:
             raise ValueError(
                 f"Expected layer `{self.layer}` to run once in a forward pass, it ran {len(seen)} times; end the "

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import as_tensor, check_outputs, frozen_copy, unfused
+from dapcal.networks import as_tensor, check_outputs, frozen_copy, leaving, unfused
 from dapcal.posteriors.entry import check
 from dapcal.storing import Stores
 from dapcal.types import DapcalWarning
@@ -140,16 +140,12 @@ class Masks:
     def on(self, layers: Mapping[str, nn.Module], n: int) -> Iterator[None]:
         """Layers in evaluation mode drop by these masks while n inputs pass through them."""
         calls: Counter[int] = Counter()  # a layer that runs twice in a forward pass has two masks
-        hooks = [partial(self._drop, calls, n, number, name) for number, name in enumerate(layers)]
-        handles = [layer.register_forward_hook(hook) for layer, hook in zip(layers.values(), hooks, strict=True)]
-        try:
+        numbers = {name: number for number, name in enumerate(layers)}
+        with leaving(layers, lambda name, output: self._drop(calls, n, numbers[name], name, layers[name], output)):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _drop(
-        self, calls: Counter[int], n: int, number: int, name: str, layer: nn.Module, _inputs: object, activation: Tensor
+        self, calls: Counter[int], n: int, number: int, name: str, layer: nn.Module, activation: Tensor
     ) -> Tensor:
         fewest = 3 if isinstance(layer, nn.Dropout1d) else 5 if isinstance(layer, nn.Dropout3d) else 1
         if activation.ndim < fewest or len(activation) != n:

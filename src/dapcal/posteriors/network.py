@@ -14,7 +14,7 @@ from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.linear import Linear, OutputsOf
 from dapcal.moments import OutputMoments
-from dapcal.networks import Layout, evaluate
+from dapcal.networks import Layout, evaluate, open_pass
 from dapcal.prior import Aware, Prior, make_prior
 from dapcal.storing import Stores
 
@@ -60,7 +60,10 @@ class NetworkPosterior:
 
     def outputs(self, x: Tensor) -> Tensor:
         """Outputs of all draws, (S, N, C)."""
-        return self.outputs_at(self.draws, x)
+        if self.linear is not None:
+            return self.linear.outputs(self, self.draws, x)
+        first = open_pass(self.network, x) if self._first_is_network else None
+        return evaluate(self.model, {**self.layout.unflatten(self.draws), **self.buffers}, self.shared, x, first=first)
 
     def outputs_at(self, draws: Tensor, x: Tensor) -> Tensor:
         """Outputs of other parameter vectors (S, P) in place of the draws."""
@@ -90,6 +93,11 @@ class NetworkPosterior:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in self.layout.names)
         return module
+
+    @cached_property
+    def _first_is_network(self) -> bool:
+        """Whether the first draw is the network that features are taken from (an ensemble's first member)."""
+        return bool(torch.equal(self.draws[0], self.center))
 
     @cached_property
     def squared_norms(self) -> Tensor | None:

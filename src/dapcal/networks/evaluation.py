@@ -2,82 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dapcal.storing import Stores
+from dapcal.networks.hooks import entering, unfused
+from dapcal.networks.passes import Pass
 
 MEMORY = 2**28  # bytes of activations that one step may take, about
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Names and shapes of the parameters in a flat vector, in order."""
-
-    stores = Stores()
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Number of entries of each parameter."""
-        return {n: torch.Size(s).numel() for n, s in zip(self.names, self.shapes, strict=True)}
-
-    def flatten(self, parameters: Mapping[str, Tensor], batch: int = 0) -> Tensor:
-        """One vector (P,), or (S, P) where the parameters have `batch` = 1 leading dimension."""
-        return torch.cat([p.reshape((*p.shape[:batch], -1)) for p in (parameters[name] for name in self.names)], -1)
-
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views into a vector (P,) or stack of vectors (S, P), by name."""
-        parts = vector.split(list(self.sizes.values()), -1)
-        return {
-            name: part.reshape((*vector.shape[:-1], *shape))
-            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
-        }
-
-
-def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
-    """The layout of named tensors."""
-    return Layout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
-
-
-def frozen_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode that no later training of `model` touches."""
-    _check_batch_norm(model)
-    return copy.deepcopy(model).eval().requires_grad_(False)
-
-
-def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Copies of the parameters that are learnt, and of all else (frozen parameters, buffers), by name."""
-    _check_batch_norm(model)
-    learnt = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
-    if not learnt:
-        raise ValueError("Expected a model with parameters that require a gradient, got none; unfreeze some")
-    rest = [*model.named_parameters(), *model.named_buffers()]
-    return learnt, {n: t.detach().clone() for n, t in rest if n not in learnt}
-
-
-def _check_batch_norm(model: nn.Module) -> None:
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
-    batchwise = [n for n, m in layers.items() if m.running_mean is None]
-    if batchwise:
-        raise ValueError(
-            f"Expected batch norm with running statistics, but {batchwise} use those of the batch: a prediction would "
-            "depend on the inputs beside it; use track_running_stats=True, nn.GroupNorm or nn.LayerNorm"
-        )
 
 
 def evaluate(
@@ -86,6 +24,7 @@ def evaluate(
     shared: Mapping[str, Tensor],
     x: Tensor,
     batch_size: int = 512,
+    first: Pass | None = None,
 ) -> Tensor:
     """Outputs (S, N, C) of S draws at N inputs.
 
@@ -99,6 +38,8 @@ def evaluate(
         shared: those that do not.
         x: inputs (N, ...).
         batch_size: inputs per step; bounds the memory of activations together with `MEMORY`.
+        first: the first draw is the network of this pass: what enters its layers is kept there, where draws run one by
+            one.
     """
     count, device = len(next(iter(draws.values()))), next(iter(draws.values())).device
     widest = max((p.shape[-2] for p in draws.values() if p.ndim == 3), default=1)  # of the linear layers
@@ -111,8 +52,13 @@ def evaluate(
         with vectorising():
             return vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), batch)
 
+    caught: dict[str, list[Tensor]] = {} if first is None else {name: [] for name in first.wanted}
+    layers = {name: model.get_submodule(name) for name in caught}
+
     def one_by_one(batch: Tensor) -> Tensor:
-        return torch.stack([forward({n: d[s] for n, d in draws.items()}, batch) for s in range(count)])
+        with entering(layers, lambda name, z: caught[name].append(z)), unfused() if layers else nullcontext():
+            outputs = [forward({n: d[0] for n, d in draws.items()}, batch)]
+        return torch.stack([*outputs, *(forward({n: d[s] for n, d in draws.items()}, batch) for s in range(1, count))])
 
     with torch.no_grad():
         chain = dense_chain(model, x)
@@ -123,7 +69,10 @@ def evaluate(
             run = all_at_once
         else:
             run = one_by_one
-        return torch.cat([check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
+        found = torch.cat([check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
+    if first is not None:
+        first.keep(caught)
+    return found
 
 
 _ELEMENTWISE = (
@@ -180,77 +129,12 @@ def _run_chain(
     return h if h.ndim == 3 else h.expand(count, *h.shape)
 
 
-def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Tensor) -> list[str]:
-    """Names of some of a network's modules in the order in which they run on x."""
-    order: list[str] = []
-    handles = [
-        module.register_forward_pre_hook(lambda _module, _inputs, name=name: order.append(name))
-        for name, module in modules.items()
-    ]
-    try:
-        with torch.no_grad(), unfused():
-            network(x.to(next(network.parameters()).device))
-    finally:
-        for handle in handles:
-            handle.remove()
-    return order
-
-
-@contextmanager
-def unfused() -> Iterator[None]:
-    """Transformer layers in evaluation mode may run as one kernel, which calls no hooks inside."""
-    with _LOCK:  # one setting for all threads: the first inside sets it, the last one gives it back
-        _UNFUSED.append(_UNFUSED[0] if _UNFUSED else torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        with _LOCK:
-            before = _UNFUSED.pop()
-            if not _UNFUSED:
-                torch.backends.mha.set_fastpath_enabled(before)
-
-
-_UNFUSED: list[bool] = []  # for every thread inside, what was set before the first
-_LOCK = Lock()
-
-
-def same_weights(one: nn.Module, two: nn.Module) -> bool:
-    """Whether two networks have parameters and buffers of the same names and values."""
-    a, b = one.state_dict(), two.state_dict()
-    return one is two or (a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a))
-
-
 @contextmanager
 def backward_in_evaluation(model: nn.Module) -> Iterator[None]:
     """Recurrent layers on a GPU: cuDNN refuses their gradients in evaluation mode, torch's own kernels do not."""
     recurrent = not model.training and any(isinstance(m, nn.RNNBase) for m in model.modules())
     with torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext():
         yield
-
-
-def own_layers(
-    network: nn.Module, layers: Mapping[str, nn.Module], random: Container[str], x: Tensor
-) -> dict[str, nn.Module]:
-    """Those of some layers whose parameters are random and their own (not tied), and which run once on x."""
-    runs = Counter(execution_order(network, layers, x))
-    uses = Counter(id(p) for m in network.modules() for p in m.parameters(recurse=False))
-    return {
-        name: layer
-        for name, layer in layers.items()
-        if runs[name] == 1
-        and all(uses[id(p)] == 1 and parameter_name(name, n) in random for n, p in layer.named_parameters())
-    }
-
-
-def parameter_name(module: str, parameter: str) -> str:
-    """The name in a network of a parameter of one of its modules; a network that is the module itself is ``""``."""
-    return f"{module}.{parameter}" if module else parameter
-
-
-def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """What a layer was called with first, by position or by name."""
-    return args[0] if args else next(iter(kwargs.values()))
 
 
 def as_tensor(output: object) -> Tensor:

@@ -1,0 +1,97 @@
+"""What is inside a module: its parameters as a flat vector, copies of it, layers that are its own."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.networks.hooks import execution_order
+from dapcal.storing import Stores
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of the parameters in a flat vector, in order."""
+
+    stores = Stores()
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of entries of each parameter."""
+        return {n: torch.Size(s).numel() for n, s in zip(self.names, self.shapes, strict=True)}
+
+    def flatten(self, parameters: Mapping[str, Tensor], batch: int = 0) -> Tensor:
+        """One vector (P,), or (S, P) where the parameters have `batch` = 1 leading dimension."""
+        return torch.cat([p.reshape((*p.shape[:batch], -1)) for p in (parameters[name] for name in self.names)], -1)
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views into a vector (P,) or stack of vectors (S, P), by name."""
+        parts = vector.split(list(self.sizes.values()), -1)
+        return {
+            name: part.reshape((*vector.shape[:-1], *shape))
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+
+def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
+    """The layout of named tensors."""
+    return Layout(tuple(parameters), tuple(tuple(p.shape) for p in parameters.values()))
+
+
+def frozen_copy(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode that no later training of `model` touches."""
+    _check_batch_norm(model)
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Copies of the parameters that are learnt, and of all else (frozen parameters, buffers), by name."""
+    _check_batch_norm(model)
+    learnt = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    if not learnt:
+        raise ValueError("Expected a model with parameters that require a gradient, got none; unfreeze some")
+    rest = [*model.named_parameters(), *model.named_buffers()]
+    return learnt, {n: t.detach().clone() for n, t in rest if n not in learnt}
+
+
+def _check_batch_norm(model: nn.Module) -> None:
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    batchwise = [n for n, m in layers.items() if m.running_mean is None]
+    if batchwise:
+        raise ValueError(
+            f"Expected batch norm with running statistics, but {batchwise} use those of the batch: a prediction would "
+            "depend on the inputs beside it; use track_running_stats=True, nn.GroupNorm or nn.LayerNorm"
+        )
+
+
+def same_weights(one: nn.Module, two: nn.Module) -> bool:
+    """Whether two networks have parameters and buffers of the same names and values."""
+    a, b = one.state_dict(), two.state_dict()
+    return one is two or (a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a))
+
+
+def own_layers(
+    network: nn.Module, layers: Mapping[str, nn.Module], random: Container[str], x: Tensor
+) -> dict[str, nn.Module]:
+    """Those of some layers whose parameters are random and their own (not tied), and which run once on x."""
+    runs = Counter(execution_order(network, layers, x))
+    uses = Counter(id(p) for m in network.modules() for p in m.parameters(recurse=False))
+    return {
+        name: layer
+        for name, layer in layers.items()
+        if runs[name] == 1
+        and all(uses[id(p)] == 1 and parameter_name(name, n) in random for n, p in layer.named_parameters())
+    }
+
+
+def parameter_name(module: str, parameter: str) -> str:
+    """The name in a network of a parameter of one of its modules; a network that is the module itself is ``""``."""
+    return f"{module}.{parameter}" if module else parameter

@@ -1,0 +1,86 @@
+"""One pass: what enters a network's layers at a batch of inputs is computed once, however many ask for it.
+
+While `shared(network, x)` is open, whoever runs the network on the very tensor x leaves there what entered the layers
+that others want (distances, the OOD score, a last layer's posterior), and they take it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.networks.hooks import entering, unfused
+
+BATCH = 512  # inputs at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """Layers of a network at one batch of inputs.
+
+    Attributes:
+        network: whose layers.
+        x: the inputs, this very tensor.
+        wanted: layers that are worth catching when the network runs.
+        caught: what entered them, (N, ...) each.
+    """
+
+    network: nn.Module
+    x: Tensor
+    wanted: tuple[str, ...]
+    caught: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep(self, pieces: dict[str, list[Tensor]]) -> None:
+        """What entered layers batch by batch; a layer that did not run once for every input is left out."""
+        for layer, parts in pieces.items():
+            if sum(len(part) for part in parts) == len(self.x):
+                self.caught[layer] = torch.cat(parts)
+
+
+_OPEN: ContextVar[tuple[Pass, ...]] = ContextVar("open passes", default=())
+
+
+@contextmanager
+def shared(network: nn.Module | None, x: Tensor, layers: Iterable[str] = ()) -> Iterator[None]:
+    """Share what enters the layers of a network at inputs x, as long as this is open; memory: N × their widths."""
+    if network is None:
+        yield
+        return
+    token = _OPEN.set((*_OPEN.get(), Pass(network, x, tuple(layers))))
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)
+
+
+def open_pass(network: nn.Module | None, x: Tensor) -> Pass | None:
+    """The pass of this network over this very tensor, if one is open."""
+    return next((one for one in _OPEN.get() if one.network is network and one.x is x), None)
+
+
+def layer_input(network: nn.Module, layer: str, x: Tensor) -> Tensor:
+    """What enters a layer at inputs x, (N, ...), without gradients: caught before, or by running the network."""
+    open_one = open_pass(network, x)
+    if open_one is not None and layer in open_one.caught:
+        return open_one.caught[layer]
+    wanted = {layer, *(open_one.wanted if open_one is not None else ())}
+    pieces: dict[str, list[Tensor]] = {name: [] for name in sorted(wanted)}
+    modules = {name: network.get_submodule(name) for name in pieces}
+    device = next(network.parameters()).device
+    with torch.no_grad(), unfused():
+        for batch in x.split(BATCH):
+            before = len(pieces[layer])
+            with entering(modules, lambda name, z: pieces[name].append(z)):
+                network(batch.to(device))
+            if (runs := len(pieces[layer]) - before) != 1:
+                raise ValueError(
+                    f"Expected layer `{layer}` to run once in a forward pass, it ran {runs} times; name another"
+                )
+    if open_one is not None:
+        open_one.keep(pieces)
+    return torch.cat(pieces[layer])
