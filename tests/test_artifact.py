@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dapcal
-from dapcal import artifact, spaces
+from dapcal import artifact, saving, spaces
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space, hausdorff, mmd, nearest
@@ -518,7 +518,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(path, monkey
         Path(filename).write_bytes(before[:1000])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(artifact, "save_file", disk_full)
+    monkeypatch.setattr(saving, "save_file", disk_full)
     with pytest.raises(OSError, match=r"Could not write .*model\.dap.*No space left.*untouched.*Check free space"):
         replace(calibrated, phi=1.0).save(path)
     assert path.read_bytes() == before
@@ -563,7 +563,7 @@ def test_saving_again_replaces_the_file_at_once(path, monkeypatch):
         save_file(tensors, filename, metadata)
         seen.append((Path(filename) != path, Path(filename).parent == path.parent, path.read_bytes() == before))
 
-    monkeypatch.setattr(artifact, "save_file", watched)
+    monkeypatch.setattr(saving, "save_file", watched)
     replace(calibrated, phi=1.25).save(path)
     assert seen == [(True, True, True)]  # beside the old file, which stays until the new one is complete
     assert dapcal.load(path, network()).phi == 1.25

@@ -293,7 +293,7 @@ def test_no_room_for_a_model_is_no_wrong_argument(folder: Path, tmp_path: Path, 
     def full(*_: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("dapcal.artifact.save_file", full)
+    monkeypatch.setattr("dapcal.saving.save_file", full)
     result = run("fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL)
     refused(result, "Could not write", "Check free space", code=1)
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from cases import Killed
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import ensemble
 from dapcal.posteriors import map as map_posterior
-from dapcal.posteriors.training import Epoch
+from dapcal.progress import Epoch
 
 
 def make() -> nn.Module:

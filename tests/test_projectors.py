@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dapcal.likelihoods import Categorical, MeanAndNoise, NoiseHead
 from dapcal.neighbors import TorchIndex
+from dapcal.networks import last_linear
 from dapcal.posteriors import gaussian, predictions
 from dapcal.posteriors import map as map_posterior
 from dapcal.projectors import (
@@ -21,7 +22,6 @@ from dapcal.projectors import (
     RandomFourier,
     Vae,
     fitted,
-    last_linear,
     median_distance,
     project,
 )

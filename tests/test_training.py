@@ -25,8 +25,8 @@ from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import checkpoints, variational
 from dapcal.posteriors import map as map_posterior
-from dapcal.posteriors.training import Epoch, Training, constant
-from dapcal.progress import Bar, told
+from dapcal.posteriors.training import Training, constant
+from dapcal.progress import Bar, Epoch, told
 from dapcal.types import DapcalWarning
 
 FITS = {"map": map_posterior.fit, "variational": variational.fit}

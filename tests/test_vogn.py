@@ -16,7 +16,8 @@ from cases import Fragile, Killed, KnownNoise
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MeanAndNoise, NoiseHead
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import vogn
-from dapcal.posteriors.training import Epoch, constant
+from dapcal.posteriors.training import constant
+from dapcal.progress import Epoch
 from dapcal.types import DapcalWarning
 
 

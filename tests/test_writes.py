@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 WRITERS = {  # functions that write, by file
     "docs/figures.py": {"main"},
-    "src/dapcal/artifact.py": {"save"},
+    "src/dapcal/saving.py": {"save"},
     "src/dapcal/deploy/programs.py": {"to_onnx"},
     "src/dapcal/experiments/datasets/decoded.py": {"_write"},
     "src/dapcal/experiments/datasets/downloads.py": {"download"},

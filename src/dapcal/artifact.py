@@ -12,7 +12,6 @@ What is stored of a class stands in the class (`dapcal.storing`).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dapcal import (
@@ -41,55 +39,20 @@ from dapcal import (
 )
 from dapcal.adjust import reweight
 from dapcal.calibrate import Calibrated
-from dapcal.files import complete_or_absent
-from dapcal.networks import frozen_copy, same_weights
+from dapcal.networks import frozen_copy
 from dapcal.posteriors import dropout, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.saving import ATTACHED, FORMAT, VERSION, digest, save
 from dapcal.storing import Stores
 
-FORMAT = "dapcal"
-VERSION = 1
+__all__ = ["Stored", "load", "open", "save"]
+
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, networks, prior, linear, adjust, reweight,
     distances, neighbors, evidence, gaussians, likelihoods, projectors, scales, search,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""
-
-_ATTACHED = "further."  # prefix of tensors that are not part of the posterior
-
-
-def save(
-    calibrated: Calibrated,
-    path: str | Path,
-    about: Mapping[str, Any] | None = None,
-    attachments: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write the file, complete or not at all.
-
-    Args:
-        calibrated: what is saved.
-        path: the file; an earlier one of that name is replaced at the very end.
-        about: anything that JSON can hold, for `Stored.about`.
-        attachments: finite tensors, for `Stored.attachments`.
-    """
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in (attachments or {}).items():
-        if not tensor.isfinite().all():  # loading would take it for a damaged file
-            raise ValueError(f"Expected finite `attachments`, got NaN or inf in {name!r}; drop or impute them")
-    _check_features(calibrated)
-    tree = _pack(calibrated, "calibrated", tensors)
-    tensors |= {f"{_ATTACHED}{name}": t.detach().cpu().contiguous().clone() for name, t in (attachments or {}).items()}
-    description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
-    metadata = {"dapcal": description, "sha256": _digest(description, tensors)}
-    try:
-        with complete_or_absent(path) as part:
-            save_file(tensors, part, metadata)
-    except (OSError, SafetensorError) as error:
-        raise OSError(
-            f"Could not write {path}: {error}; an earlier file of that name is untouched. Check free space and "
-            "permissions"
-        ) from error
 
 
 def load(
@@ -114,8 +77,8 @@ def load(
 def open(path: str | Path) -> Stored:
     """Read and check a file, once: what stands beside the posterior needs no model."""
     description, tensors = _read(Path(path))
-    attachments = {n.removeprefix(_ATTACHED): t for n, t in tensors.items() if n.startswith(_ATTACHED)}
-    own = {n: t for n, t in tensors.items() if not n.startswith(_ATTACHED)}
+    attachments = {n.removeprefix(ATTACHED): t for n, t in tensors.items() if n.startswith(ATTACHED)}
+    own = {n: t for n, t in tensors.items() if not n.startswith(ATTACHED)}
     return Stored(path, description.get("about", {}), attachments, description["tree"], own)
 
 
@@ -154,70 +117,12 @@ class Stored:
         return calibrated
 
 
-def _check_features(calibrated: Calibrated) -> None:
-    """Features are stored by their layer's name, so their network must be the posterior's."""
-    for space in (*calibrated.distance.spaces, *calibrated.evidence.further):
-        own, network = space.projector, calibrated.posterior.network
-        if isinstance(own, projectors.LayerFeatures) and (network is None or not same_weights(own.network, network)):
-            raise TypeError(
-                f"Cannot store features of a network that is not the posterior's ({space.name}); wrap them in a "
-                "function of your own, which is given again at loading"
-            )
-
-
-def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A JSON tree; tensors go to the table under their path."""
-    if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().contiguous().clone()
-        return {"tensor": path}
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return {"float": value.hex()}
-    stores = _stores(value)
-    if stores is not None:
-        return {
-            "kind": type(value).__name__,
-            "fields": {n: _pack_field(value, n, stores, path, tensors) for n in _fields(value)},
-        }
-    if isinstance(value, tuple | list):
-        return {"tuple": [_pack(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"dict": {key: _pack(part, f"{path}.{key}", tensors) for key, part in value.items()}}
-    raise TypeError(
-        f"Cannot store a {type(value).__name__} ({path}): only dapcal's own parts are stored, and projectors, "
-        "likelihoods and models are given again at loading"
-    )
-
-
-def _pack_field(owner: Any, name: str, stores: Stores, path: str, tensors: dict[str, Tensor]) -> Any:
-    value = getattr(owner, name)
-    if name == stores.network:
-        return {"network": True}
-    if name in stores.given and _stores(value) is None:
-        label = getattr(owner, "name", name) if name == "projector" else name
-        return {"given": stores.given[name], "label": label, "type": type(value).__name__}
-    return _pack(value, f"{path}.{name}", tensors)
-
-
-def _stores(value: Any) -> Stores | None:
-    """What is stored of an object; None for one whose class may not be, or is not dapcal's own."""
-    kind = type(value)
-    return getattr(kind, "stores", None) if _kind(kind.__name__) is kind else None
-
-
 def _kind(name: str) -> type | None:
     """The class of this name that may be stored."""
     found = (vars(room).get(name) for room in ROOMS)
     return next(
         (kind for kind in found if isinstance(kind, type) and isinstance(vars(kind).get("stores"), Stores)), None
     )
-
-
-def _fields(value: Any) -> list[str]:
-    if isinstance(value, tuple):
-        return list(value._fields)  # type: ignore[attr-defined]
-    return [f.name for f in dataclasses.fields(value) if f.init]
 
 
 class _Reader:
@@ -311,7 +216,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path} has format version {description.get('version')}, this dapcal reads version {VERSION}; "
             "use the version of dapcal that wrote it, or a later one"
         )
-    if _digest(metadata["dapcal"], tensors) != metadata.get("sha256"):
+    if digest(metadata["dapcal"], tensors) != metadata.get("sha256"):
         raise ValueError(f"{path} was changed after it was saved (its checksum does not match); save it again")
     # the curve alone may hold NaN or inf: where weights overflow the loss is not defined
     infinite = [n for n, t in tensors.items() if ".curve." not in n and not t.isfinite().all()]
@@ -343,19 +248,6 @@ def _check_model(posterior: NetworkPosterior | DropoutPosterior, path: str | Pat
     for name, dtype in dtypes.items():
         if own[name].dtype != dtype:
             raise ValueError(f"{path} was saved in {dtype}, the model has {own[name].dtype}; convert the model")
-
-
-def _digest(description: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(description.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(
-            tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().data
-            if tensor.numel()
-            else b""
-        )
-    return digest.hexdigest()
 
 
 def _device_of(model: Any) -> torch.device:

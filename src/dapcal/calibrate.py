@@ -30,6 +30,7 @@ from dapcal.networks import shared
 from dapcal.ood_inputs import Chosen, Given, OODInputs
 from dapcal.predictive import Prediction, joined
 from dapcal.projectors import LayerFeatures
+from dapcal.saving import save
 from dapcal.scales import Exp
 from dapcal.search import Curve, Point, search
 from dapcal.spaces import Measured, measure
@@ -223,13 +224,11 @@ class Calibrated:
 
     def save(self, path: str | Path) -> None:
         """Write everything but the network's code to one file; see `dapcal.artifact`."""
-        from dapcal.artifact import save
-
         save(self, path)
 
     def module(self) -> Deployed:
         """The same predictions as one nn.Module of tensors, for torch.export and ONNX (`dapcal.deploy`)."""
-        from dapcal.deploy import module
+        from dapcal.deploy import module  # costs an import that few need
 
         return module(self)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.types import Ensemble
+from dapcal.records import Ensemble
 
 MIN_DRAWS = 25  # fewer leave under five draws in the tail
 _CHUNK = 256

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dapcal.types import DapcalWarning
+from dapcal.records import DapcalWarning
 
 try:
     import fcntl

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from dapcal.gaussians import DiagonalGaussian, KroneckerGaussian
+from dapcal.gaussians import DiagonalGaussian, Gaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments, Profile, aware_groups, from_jacobian, joined, make_pieces, need_prior
 from dapcal.networks import (
@@ -26,9 +26,6 @@ from dapcal.networks import (
 from dapcal.prior import Prior
 from dapcal.storing import Stores
 
-if TYPE_CHECKING:
-    from dapcal.posteriors.network import NetworkPosterior
-
 BATCH = 512  # inputs at a time
 
 
@@ -36,18 +33,46 @@ OutputsOf = Callable[[Tensor, Tensor], Tensor]
 """Outputs (S, n, C) of parameter vectors (S, P) at n of the inputs, given by their rows."""
 
 
+class Parametric(Protocol):
+    """A posterior over a network's parameters, as far as linear outputs need it (`posteriors.network`)."""
+
+    @property
+    def model(self) -> nn.Module: ...  # noqa: D102
+
+    @property
+    def likelihood(self) -> Likelihood: ...  # noqa: D102
+
+    @property
+    def layout(self) -> Layout: ...  # noqa: D102
+
+    @property
+    def center(self) -> Tensor: ...  # noqa: D102
+
+    @property
+    def shared(self) -> dict[str, Tensor]: ...  # noqa: D102
+
+    @property
+    def gaussian(self) -> Gaussian | None: ...  # noqa: D102
+
+    @property
+    def prior(self) -> Prior | None: ...  # noqa: D102
+
+    @property
+    def network(self) -> nn.Module: ...  # noqa: D102
+
+
 class Linear(Protocol):
     """How the outputs of a network follow from its random parameters, linearly."""
 
-    def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, posterior: Parametric, draws: Tensor, x: Tensor) -> Tensor:
         """Outputs (S, N, C) of parameter vectors (S, P)."""
         ...
 
-    def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
+    def prepared(self, posterior: Parametric, x: Tensor) -> OutputsOf:
         """The same for many parameter vectors at some of the inputs: what they share is computed once."""
         ...
 
-    def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
+    def moments(self, posterior: Parametric, x: Tensor, moving: bool) -> OutputMoments:
         """Mean and variance of the outputs; `moving` prepares them for other distances."""
         ...
 
@@ -66,19 +91,19 @@ class LastLayer:
     layer: str
     bias: bool
 
-    def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, posterior: Parametric, draws: Tensor, x: Tensor) -> Tensor:
         """Features times the weights of every draw."""
         weights = draws[:, layer_index(posterior.layout, self.layer, self.bias).to(draws.device)]  # (S, C, D)
         batches = self.features(posterior.network, x).split(BATCH)
         return torch.cat([torch.einsum("nd,scd->snc", features, weights) for features in batches], 1)
 
-    def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
+    def prepared(self, posterior: Parametric, x: Tensor) -> OutputsOf:
         """The features, once."""
         features = self.features(posterior.network, x)
         index = layer_index(posterior.layout, self.layer, self.bias).to(features.device)
         return lambda draws, rows: torch.einsum("nd,scd->snc", features[rows], draws[:, index])
 
-    def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
+    def moments(self, posterior: Parametric, x: Tensor, moving: bool) -> OutputMoments:
         """J = I ⊗ φᵀ: the variance follows from features and eigenbases, for a whole batch at once."""
         likelihood, gaussian, prior, center = (
             posterior.likelihood, posterior.gaussian, posterior.prior, posterior.center,
@@ -114,7 +139,7 @@ class Linearised:
 
     stores = Stores()
 
-    def outputs(self, posterior: NetworkPosterior, draws: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, posterior: Parametric, draws: Tensor, x: Tensor) -> Tensor:
         """One Jacobian for all draws."""
         deviations = draws - posterior.center
         pieces = []
@@ -123,7 +148,7 @@ class Linearised:
             pieces.append(mean + torch.einsum("ncp,sp->snc", jacobian, deviations))
         return torch.cat(pieces, 1)
 
-    def prepared(self, posterior: NetworkPosterior, x: Tensor) -> OutputsOf:
+    def prepared(self, posterior: Parametric, x: Tensor) -> OutputsOf:
         """The Jacobian, once, if it fits into memory."""
         if len(x) > _rows(posterior, x):
             return lambda draws, rows: self.outputs(posterior, draws, x[rows])
@@ -131,7 +156,7 @@ class Linearised:
         mean, jacobian = (torch.cat([part[i] for part in parts]) for i in (0, 1))
         return lambda draws, rows: mean[rows] + torch.einsum("ncp,sp->snc", jacobian[rows], draws - posterior.center)
 
-    def moments(self, posterior: NetworkPosterior, x: Tensor, moving: bool) -> OutputMoments:
+    def moments(self, posterior: Parametric, x: Tensor, moving: bool) -> OutputMoments:
         """J Σ Jᵀ, a few inputs at a time: memory is bounded by the Jacobian of one chunk."""
         prepared = from_jacobian(posterior.likelihood, posterior.gaussian, posterior.prior, moving)
         found = []
@@ -191,7 +216,7 @@ def _pull_one(forward: Callable[[Tensor, Tensor], Tensor], center: Tensor, one: 
         return torch.stack([torch.autograd.grad(outputs, vector, c, retain_graph=True)[0] for c in root.T])
 
 
-def _expansion(posterior: NetworkPosterior, x: Tensor) -> tuple[Tensor, Tensor]:
+def _expansion(posterior: Parametric, x: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs (N, C) at the center and their derivatives (N, C, P)."""
     x = x.to(posterior.center.device)
     model, shared, layout, center = posterior.model, posterior.shared, posterior.layout, posterior.center
@@ -200,7 +225,7 @@ def _expansion(posterior: NetworkPosterior, x: Tensor) -> tuple[Tensor, Tensor]:
     return outputs, pulled_back(model, shared, layout, center, x, eye)
 
 
-def _rows(posterior: NetworkPosterior, x: Tensor) -> int:
+def _rows(posterior: Parametric, x: Tensor) -> int:
     """Inputs whose Jacobian fits into the memory of a step."""
     own = {**posterior.shared, **posterior.layout.unflatten(posterior.center)}
     outputs = center_outputs(posterior.model, own, x[:1].to(posterior.center.device))

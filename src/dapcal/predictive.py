@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
 from dapcal.likelihoods import Interval, Likelihood, Split, expectation
-from dapcal.types import ALPHA, LEVEL, Conditional, Ensemble
+from dapcal.records import ALPHA, LEVEL, Conditional, Ensemble
 
 
 @dataclass(frozen=True, eq=False)

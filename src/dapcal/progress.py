@@ -6,10 +6,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import NamedTuple, TextIO
 
-if TYPE_CHECKING:
-    from dapcal.posteriors.training import Epoch, Progress
+
+class Epoch(NamedTuple):
+    """What is known after an epoch."""
+
+    number: int  # from 1
+    total: int
+    loss: float  # mean over the training inputs
+    held_out_nll: float | None
+
+
+Progress = Callable[[Epoch], None]
+"""Told of every epoch of a training."""
 
 Stages = Callable[[str, int, int | None], None]
 """Told a stage's name, the steps of it that are done, and their number, or None where it is not known."""

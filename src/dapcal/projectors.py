@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from dapcal.networks import execution_order, layer_input
+from dapcal.networks import feature_layer, layer_input, layer_names
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
 
@@ -86,9 +86,11 @@ class Features:
                 "This posterior has no network to take features from; pass a projector (any callable), or "
                 "measure distances between inputs with dapcal.projectors.Identity()"
             )
-        layer, pool = feature_layer(network, train[:1], posterior) if self.layer is None else (self.layer, False)
+        layer, pool = (
+            feature_layer(network, train[:1], _aware_names(posterior)) if self.layer is None else (self.layer, False)
+        )
         if layer not in dict(network.named_modules()):
-            raise ValueError(f"The network has no layer `{layer}`; its layers are {_names(network)}")
+            raise ValueError(f"The network has no layer `{layer}`; its layers are {layer_names(network)}")
         return LayerFeatures(network, layer, self.unit, pool)
 
 
@@ -114,48 +116,9 @@ def features_of(entering: Tensor, unit: bool, pool: bool) -> Tensor:
     return nn.functional.normalize(z) if unit else z
 
 
-def last_linear(network: nn.Module, x: Tensor, posterior: Posterior | None = None) -> str:
-    """Name of the linear layer that runs last, among those with distance-aware parameters."""
-    found = _last(network, x, posterior, (nn.Linear,))
-    if found is None:
-        raise ValueError(f"Found no nn.Linear layer that runs; the layers are {_names(network)}")
-    return found
-
-
-def feature_layer(network: nn.Module, x: Tensor, posterior: Posterior | None = None) -> tuple[str, bool]:
-    """Name of the layer whose input serves as features, and whether that is averaged over places.
-
-    The linear layer that runs last. A network without one ends in a convolution and an average over places: what
-    enters the last convolution, averaged, is then what a linear layer after the average would see.
-    """
-    linear = _last(network, x, posterior, (nn.Linear,))
-    if linear is not None:
-        return linear, False
-    convolution = _last(network, x, posterior, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-    if convolution is None:
-        raise ValueError(
-            "Found no linear or convolutional layer whose input could serve as features; name a layer with "
-            f"Features(layer=...), one of {_names(network)}"
-        )
-    return convolution, True
-
-
-def _last(network: nn.Module, x: Tensor, posterior: Posterior | None, kinds: tuple[type[nn.Module], ...]) -> str | None:
-    layers = {n: m for n, m in network.named_modules() if isinstance(m, kinds)}
-    aware = _aware_names(posterior)
-    if aware is not None:
-        layers = {n: m for n, m in layers.items() if f"{n}.weight" in aware} or layers
-    order = execution_order(network, layers, x)
-    return order[-1] if order else None
-
-
-def _names(network: nn.Module) -> list[str]:
-    """Of the layers that hold no others."""
-    return [n for n, m in network.named_modules() if n and not any(True for _ in m.children())]
-
-
-def _aware_names(posterior: Posterior | None) -> set[str] | None:
-    prior, layout = getattr(posterior, "prior", None), getattr(posterior, "layout", None)
+def _aware_names(posterior: Posterior) -> set[str] | None:
+    """Parameters that a distance widens; None where these are all, or not known."""
+    prior, layout = posterior.prior, getattr(posterior, "layout", None)
     if prior is None or layout is None or bool((prior.factor > 0).all()):
         return None
     starts = torch.tensor([0, *list(layout.sizes.values())[:-1]]).cumsum(0)

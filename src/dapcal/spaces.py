@@ -22,7 +22,7 @@ from dapcal.ensembles import Evaluated, seen
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import execution_order
 from dapcal.ood_inputs import FEWEST, hardest
-from dapcal.projectors import Features, Identity, LayerFeatures, feature_layer
+from dapcal.projectors import Features, Identity, LayerFeatures
 from dapcal.types import DapcalWarning, Ensemble, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
@@ -154,7 +154,7 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
     spaces = []
     if posterior.network is not None:
         try:
-            layer, _ = feature_layer(posterior.network, train[:1], posterior)
+            layer = Features().fit_projector(train, posterior).layer
         except ValueError:  # no layer that would do: inputs alone
             layer = None
         first = layer is not None and _runs_first(posterior.network, layer, train[:1])

@@ -1,4 +1,18 @@
-"""The seams: records and protocols that the modules share.
+"""The seams: records and protocols that the modules share. Read it first: words mean the same everywhere.
+
+draw             one set of a network's parameters, or of its outputs, from a posterior
+member           a draw that was trained by itself (of an ensemble)
+posterior        p(θ | data), seen through draws or closed-form moments of the outputs
+adjustment       what widens, moves or weights a posterior with distance
+space            where distances are measured: a projector, a metric
+pre-distance d0  distance to the training inputs, beyond the radius and in its unit; distance d = g(φ) d0
+radius           a typical in-distribution distance, inside which d0 = 0
+guard            nats by which calibration may raise the held-out negative log-likelihood
+chooses, judges  the half of the held-out data that chooses φ, radius and scales; the half that p-values are read from
+calibration inputs   inputs x* that φ is chosen on
+evidence piece   a number that speaks for "out of distribution"; their sum, standardised, is the OOD score
+p-value, flag    share of the judging inputs with a score as high; flagged where it is at most ALPHA
+artefact         a file that holds a calibrated posterior; model: what a command hands around (table's, network's)
 
 Letters in shape comments mean the same everywhere: S draws, N inputs, C network outputs, K classes or targets,
 P parameters (or projected dimensions after a projector), G parameter groups, k neighbours.
@@ -7,51 +21,23 @@ P parameters (or projected dimensions after a projector), G parameter groups, k 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from torch import nn
+from dapcal.gaussians import Gaussian
+from dapcal.likelihoods import Likelihood
+from dapcal.moments import OutputMoments
+from dapcal.prior import Prior
+from dapcal.records import ALPHA, LEVEL, Conditional, DapcalWarning, Ensemble
 
-    from dapcal.gaussians import Gaussian
-    from dapcal.likelihoods import Likelihood
-    from dapcal.moments import OutputMoments
-    from dapcal.prior import Prior
-
-ALPHA = 0.05
-"""Inputs with a p-value up to this are flagged, where nobody asks for another."""
-
-LEVEL = 0.95
-"""Probability that an interval holds the target, where nobody asks for another."""
+__all__ = [
+    "ALPHA", "LEVEL", "Adjusted", "Adjustment", "Conditional", "DapcalWarning", "Ensemble", "Metric", "NeighborIndex",
+    "Posterior", "Projector", "Scale",
+]  # fmt: skip
 
 Projector = Callable[[Tensor], Tensor]
 """Maps a batch of inputs (N, ...) to points (N, P) in the space where distances are measured."""
-
-
-class DapcalWarning(UserWarning):
-    """Something was decided or degraded that the user should know of; the message says what to do."""
-
-
-class Conditional(NamedTuple):
-    """Moments of p(y | θ_s, x_n) for every draw: all that predictions need of a likelihood, computed once."""
-
-    mean: Tensor  # (S, N, K) class probabilities, or the expected target
-    variance: Tensor  # (S, N) for classes: 1 − Σ p²; (S, N, K) for targets
-    entropy: Tensor  # (S, N)
-
-
-class Ensemble(NamedTuple):
-    """Weighted draws of a network's outputs: an (adjusted) posterior seen at N inputs.
-
-    A posterior expectation is `Σ_s exp(log_weights[s]) · f(outputs[s])`. The base posterior has weights 1/S.
-    """
-
-    outputs: Tensor  # (S, N, C)
-    conditional: Conditional
-    log_weights: Tensor  # (S, N), float64
-    spread: Tensor  # (N, K) or (N, 1) variance of the location outputs still to be added analytically
-    importance: Tensor | None = None  # (S, N) log weights before they were normalised or completed
 
 
 class Scale(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.adjust import Inflate
-from dapcal.calibrate import Calibrated
+from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
 from dapcal.evidence import Evidence, pieces_of
@@ -20,9 +20,9 @@ from dapcal.projectors import LayerFeatures
 LIKELIHOODS = (Categorical, Bernoulli, Gaussian, NoiseHead)
 
 
-def module(calibrated: Calibrated) -> Deployed:
+def module(calibrated: Fitted) -> Deployed:
     """The module that predicts what `calibrated` does; weights, training points and all numbers are its own copies."""
-    if not isinstance(calibrated, Calibrated):
+    if not isinstance(calibrated, Fitted):
         raise TypeError(f"Expected what dapcal.calibrate returns, got {type(calibrated).__name__}")
     adjust, likelihood = calibrated.adjust, calibrated.posterior.likelihood
     if not isinstance(adjust, Inflate) or adjust.drawn:
@@ -72,7 +72,7 @@ class Deployed(nn.Module):
     scale: Tensor
     held_out: Tensor
 
-    def __init__(self, calibrated: Calibrated, adjust: Inflate) -> None:
+    def __init__(self, calibrated: Fitted, adjust: Inflate) -> None:
         super().__init__()
         posterior, distance, evidence = calibrated.posterior, calibrated.distance, calibrated.evidence
         self.shape, self.dtype = tuple(calibrated.example.shape[1:]), calibrated.example.dtype

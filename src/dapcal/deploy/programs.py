@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dapcal.calibrate import Calibrated
 from dapcal.deploy.deployed import Deployed, Predicted, module
+from dapcal.deploy.fitted import Fitted
 from dapcal.files import complete_or_absent
 from dapcal.networks import unfused
 
@@ -18,7 +18,7 @@ OPSET = 18
 LARGEST = 2**31 - 2**20  # bytes of weights in one ONNX file; beyond, protobuf refuses it
 
 
-def export(calibrated: Calibrated) -> torch.export.ExportedProgram:
+def export(calibrated: Fitted) -> torch.export.ExportedProgram:
     """A program for batches of any size, which returns a dict of the tensors that `Predicted` names.
 
     `torch.export.save` writes it, and `torch.export.load(path).module()` predicts where there is no dapcal.
@@ -26,7 +26,7 @@ def export(calibrated: Calibrated) -> torch.export.ExportedProgram:
     return _traced(module(calibrated), calibrated.example)
 
 
-def to_onnx(calibrated: Calibrated, path: str | Path) -> None:
+def to_onnx(calibrated: Fitted, path: str | Path) -> None:
     """Write one ONNX file (opset 18), complete or not at all: input `x`, outputs named as in `Predicted`.
 
     The first dimension of all of them is the batch, of any size. Most of the arithmetic is in float64.

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from dapcal.data import Data, check_inputs, gather
 from dapcal.likelihoods import Categorical
-from dapcal.networks import checked_outputs, entering, frozen_copy, unfused
-from dapcal.projectors import feature_layer
+from dapcal.networks import checked_outputs, entering, feature_layer, frozen_copy, unfused
 
 BATCH = 1024  # inputs per forward pass
 
@@ -95,7 +94,7 @@ class Classifier:
 
 
 def classifier_of(network: nn.Module, x: Tensor, batch_size: int = BATCH) -> Classifier:
-    """A frozen copy of a network, its features where its last linear layer begins (see `projectors.feature_layer`)."""
+    """A frozen copy of a network, its features where its last linear layer begins (see `networks.feature_layer`)."""
     copy = frozen(network)
     layer, pool = feature_layer(copy, x[:1])
     return Classifier(copy, layer, pool, batch_size)

@@ -9,8 +9,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
-from dapcal.types import Conditional, Ensemble
 
 
 class Interval(NamedTuple):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dapcal.likelihoods.base import Likelihood
+from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
-from dapcal.types import Conditional, Ensemble
 
 
 class ClassLikelihood(Likelihood):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from dapcal.likelihoods.base import Interval, Likelihood, Unconditional
+from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
-from dapcal.types import Conditional, Ensemble
 
 
 class NormalLikelihood(Likelihood):

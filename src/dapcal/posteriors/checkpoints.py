@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dapcal.data import Labelled
 from dapcal.files import complete_or_absent, replaceable
-from dapcal.types import DapcalWarning
+from dapcal.records import DapcalWarning
 
 FORMAT = 2
 _SEAL = b"\ndapcal sha256 "  # before the checksum of all that comes before it; zip files may end in more than they are

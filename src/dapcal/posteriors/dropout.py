@@ -18,8 +18,8 @@ from torch.func import functional_call
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import as_tensor, check_outputs, frozen_copy, leaving, unfused
 from dapcal.posteriors.entry import check
+from dapcal.records import DapcalWarning
 from dapcal.storing import Stores
-from dapcal.types import DapcalWarning
 
 BATCH = 512  # inputs per forward pass
 LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

@@ -24,7 +24,7 @@ from dapcal.networks import (
 from dapcal.posteriors.entry import check
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
-from dapcal.types import DapcalWarning
+from dapcal.records import DapcalWarning
 
 JITTER = 0.02  # in units of σ0: how far from the model's weights later chains start
 FEWEST = 20  # draws of a chain from which its mixing can be judged

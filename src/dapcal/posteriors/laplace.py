@@ -19,7 +19,15 @@ from dapcal.data import Data, in_memory
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.linear import LastLayer, Linear, Linearised
-from dapcal.networks import checked_outputs, first_input, frozen_copy, layout_of, parameter_name, split_state
+from dapcal.networks import (
+    checked_outputs,
+    first_input,
+    frozen_copy,
+    last_linear,
+    layout_of,
+    parameter_name,
+    split_state,
+)
 from dapcal.posteriors import curvature_sums
 from dapcal.posteriors.curvature import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
 from dapcal.posteriors.curvature_sums import Setting
@@ -28,7 +36,6 @@ from dapcal.posteriors.gaussian import choose
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.prior_scale import HeldOut, MarginalLikelihood, ScaleChoice
 from dapcal.prior import Aware, make_prior
-from dapcal.projectors import last_linear
 
 __all__ = [
     "Diagonal", "Full", "HeldOut", "Kronecker", "MarginalLikelihood", "empirical_fisher", "fit", "ggn", "last_layer",

@@ -12,7 +12,7 @@ from torch import Tensor
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.prior import Prior
-from dapcal.types import DapcalWarning
+from dapcal.records import DapcalWarning
 
 HELD_OUT_DRAWS = 10  # that the held-out NLL is read from during training
 COLLAPSED = 0.95  # share of parameters at the prior from which on a warning comes

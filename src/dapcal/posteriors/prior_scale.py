@@ -11,7 +11,7 @@ import numpy as np
 from dapcal.data import Data, gather
 from dapcal.ensembles import seen
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.types import DapcalWarning
+from dapcal.records import DapcalWarning
 
 
 class Candidates(Protocol):

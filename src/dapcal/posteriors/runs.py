@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 
 from dapcal.data import Labelled, batch_count, in_memory, pairs_of, shuffled, size
 from dapcal.posteriors import checkpoints
-from dapcal.posteriors.training import Epoch, Training, schedule_of
-from dapcal.progress import told
+from dapcal.posteriors.training import Training, schedule_of
+from dapcal.progress import Epoch, told
 
 Step = Callable[[Tensor, Tensor], Tensor]
 """Learns from a minibatch, in place, and returns its mean loss."""

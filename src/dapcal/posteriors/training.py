@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -14,18 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnP
 from torch.utils.data import DataLoader
 
 from dapcal.data import Data, Labelled, batch_count
-
-
-class Epoch(NamedTuple):
-    """What is known after an epoch."""
-
-    number: int  # from 1
-    total: int
-    loss: float  # mean over the training inputs
-    held_out_nll: float | None
-
-
-Progress = Callable[[Epoch], None]
+from dapcal.progress import Progress
 
 
 def adam(parameters: list[Tensor], learning_rate: float) -> Optimizer:

@@ -15,8 +15,8 @@ from dapcal.data import Data, Labelled, batch_sizes
 from dapcal.likelihoods import Likelihood
 from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.training import Epoch, Options
-from dapcal.progress import Stages
+from dapcal.posteriors.training import Options
+from dapcal.progress import Epoch, Stages
 from dapcal.recipes.recipe import Recipe
 from dapcal.types import Posterior
 

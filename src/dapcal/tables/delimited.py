@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from dapcal.records import DapcalWarning
 from dapcal.tables.sources import Source, pieces
 from dapcal.tables.values import are_numbers, at, short
-from dapcal.types import DapcalWarning
 
 _BLOCK_BYTES = 1 << 20  # parsed at a time; no row may be longer
 

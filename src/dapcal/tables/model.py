@@ -21,13 +21,13 @@ from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.predictive import Prediction
 from dapcal.progress import Stages
 from dapcal.recipes import Recipe
+from dapcal.records import ALPHA, LEVEL
 from dapcal.tables.columns import Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Encoded, Encoder, fit_encoder
 from dapcal.tables.files import stream
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
-from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from dapcal.models.subject import Axis, Subject

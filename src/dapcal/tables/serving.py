@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from dapcal.records import ALPHA, LEVEL
 from dapcal.serve import Field, Served
 from dapcal.tables.columns import LIMIT, Category, Number
 from dapcal.tables.model import TableModel
 from dapcal.tables.targets import Classes
-from dapcal.types import ALPHA, LEVEL
 
 _KEPT = ("prediction", "epistemic", "aleatoric", "distance", "ood_p_value", "ood")
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from dapcal.data import Labelled
 from dapcal.predictive import Prediction
+from dapcal.records import ALPHA, LEVEL
 from dapcal.tables.model import TableModel
 from dapcal.tables.targets import Classes, Numbers
-from dapcal.types import ALPHA, LEVEL
 
 _MOST_ROWS = 1000  # held-out rows that columns are shuffled in
 
