@@ -16,7 +16,7 @@ test: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pylint src
-	$(VENV)/bin/pytest -n auto
+	$(VENV)/bin/pytest -n auto --dist worksteal  # neighbours stay together, so what they share is fitted once
 
 test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt
 	$(PEERS)/bin/pytest tests/peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dapcal.likelihoods import Categorical
 from dapcal.posteriors import gaussian
 
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they give
+os.environ["OMP_NUM_THREADS"] = "1"  # so in processes that tests start
 
 
 @pytest.fixture(autouse=True)

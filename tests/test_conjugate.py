@@ -344,9 +344,9 @@ class Approximation(NamedTuple):
 
 
 def late_draws(fit: Callable[..., NetworkPosterior], learning_rate: float) -> Tensor:
-    """The last 60 draws of 100 chains."""
-    slow = {"cycles": 1, "exploration": 0.0, "draws": 100, "epochs": 2000, "batch_size": 80}
-    return chains(fit, 100, learning_rate=learning_rate, **slow)[:, 40:].flatten(0, 1)
+    """The last 60 draws of 200 chains."""
+    slow = {"cycles": 1, "exploration": 0.0, "draws": 100, "epochs": 1000, "batch_size": 80}
+    return chains(fit, 200, learning_rate=learning_rate, **slow)[:, 40:].flatten(0, 1)
 
 
 LOGISTIC = {

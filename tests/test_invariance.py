@@ -100,11 +100,12 @@ def joined(predictions: list[Prediction]) -> dict[str, Tensor]:
 
 
 @every_adjustment
-@pytest.mark.parametrize("size", [1, 7, 59])
-def test_predictions_do_not_depend_on_the_batch_split(adjust, size):
+def test_predictions_do_not_depend_on_the_batch_split(adjust):
     own = replace(calibrated(), adjust=ADJUSTMENTS[adjust])
-    assert (own(X).distance > 0).any()
-    assert_close(joined([own(batch) for batch in X.split(size)]), parts(own(X)))
+    whole = own(X)
+    assert (whole.distance > 0).any()
+    for sizes in ([1, 1, 7, 7, 44], [59, 1]):
+        assert_close(joined([own(batch) for batch in X.split(sizes)]), parts(whole))
 
 
 @pytest.mark.parametrize("adjust", ["inflate", "drawn", "reweight", "smooth", "transport"])
@@ -166,9 +167,8 @@ def test_predictions_do_not_depend_on_the_memory_of_forward_passes(adjust, monke
     assert_close(parts(own(X)), whole)
 
 
-@pytest.mark.parametrize("memory", [1, 2**14, 2**17])
 @pytest.mark.parametrize("metric", ["nearest", "third", "hausdorff", "mmd"])
-def test_calibration_does_not_depend_on_the_memory_of_the_search(metric, memory):
+def test_calibration_does_not_depend_on_the_memory_of_the_search(metric):
     def space(size: int) -> Space:
         index = functools.partial(TorchIndex, memory=size)
         metrics = {
@@ -179,10 +179,12 @@ def test_calibration_does_not_depend_on_the_memory_of_the_search(metric, memory)
         }
         return Space(Identity(), metrics[metric], radius=0.5)
 
-    one, two = (calibrate(make_posterior(), distance=space(size)) for size in (memory, 2**28))
-    assert one.phi == pytest.approx(two.phi, rel=1e-6)
-    assert_close(parts(replace(one, phi=two.phi)(X)), parts(two(X)))
-    torch.testing.assert_close(one.distance.joint(X), two.distance.joint(X), rtol=TOLERANCE, atol=TOLERANCE)
+    two = calibrate(make_posterior(), distance=space(2**28))
+    for memory in (1, 2**14, 2**17):
+        one = calibrate(make_posterior(), distance=space(memory))
+        assert one.phi == pytest.approx(two.phi, rel=1e-6)
+        assert_close(parts(replace(one, phi=two.phi)(X)), parts(two(X)))
+        torch.testing.assert_close(one.distance.joint(X), two.distance.joint(X), rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("batch_size", [1, 13])

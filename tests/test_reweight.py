@@ -64,7 +64,7 @@ def test_weights_run_over_the_aware_parameters_alone():
 @pytest.mark.parametrize("prior", [{}, {"aware": "weight"}, {"aware": {"weight": 1.0, "bias": 0.3}}])
 def test_closed_form_weights_have_mean_one_and_the_known_effective_size(prior):
     """E[w] = 1, and ESS/S → Z(c)²/Z(2c) while 2cσ² < 1."""
-    draws, d = 200_000, 0.8
+    draws, d = 100_000, 0.8
     posterior = line_posterior(MEAN, COVARIANCE, draws, **prior)
     log_weights = Reweight()(posterior, doubles([[1.0]]))(doubles([d])).log_weights
     factor = posterior.prior.factor[posterior.prior.group].numpy()
