@@ -1,0 +1,46 @@
+"""Artefacts of the previous version load, and predict what they predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dapcal
+import previous_cases
+from dapcal.own import model as own_models
+from dapcal.own.scores import columns_of
+from dapcal.tables import model as table_models
+from previous_cases import CORE, FOLDER, asked_rows, expected, inputs
+
+
+def assert_alike(found, wanted) -> None:
+    assert set(wanted) <= set(found)
+    for name, values in wanted.items():
+        if isinstance(np.ravel(values)[0], str):
+            assert list(found[name]) == values
+        else:
+            np.testing.assert_allclose(np.asarray(found[name]), values, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_a_calibrated_posterior(name):
+    calibrated = dapcal.load(FOLDER / f"{name}.dap", CORE[name]())
+    prediction = calibrated(inputs())
+    wanted = expected(name)
+    assert_alike({part: getattr(prediction, part) for part in wanted}, wanted)
+    assert calibrated.judges is None  # which rows judged was not stored
+
+
+def test_a_network():
+    model = own_models.load(FOLDER / "network.dap", previous_cases.smooth())
+    assert model.classes == ("a", "b", "c")
+    assert_alike(columns_of(model.predict(inputs()), model.classes, 0.95, 0.05), expected("network"))
+
+
+@pytest.mark.parametrize("name", ["table-classification", "table-regression"])
+def test_a_table(name):
+    model = table_models.load(FOLDER / f"{name}.dap")
+    found = model.predict(pa.table(asked_rows())).table
+    assert_alike(found.to_pydict(), expected(name))
+    assert found.column_names == list(expected(name))
