@@ -29,7 +29,8 @@ from typer.testing import CliRunner
 
 import dapcal
 from dapcal.cli import app
-from dapcal.tables import model as models
+from dapcal.models import load
+from dapcal.models.table import TableModel
 
 SMALL = ["--epochs", "4", "--hidden", "8"]
 
@@ -119,8 +120,8 @@ def test_every_posterior_can_be_asked_for(posterior: str, folder: Path, tmp_path
     result = run("fit", folder / "train.csv", *arguments, "--seed", "1", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["task"] == "classification"
-    assert models.load(tmp_path / "m.dap").recipe.posterior == posterior
-    assert models.load(tmp_path / "m.dap").recipe.seed == 1
+    assert load(tmp_path / "m.dap").recipe.posterior == posterior
+    assert load(tmp_path / "m.dap").recipe.seed == 1
 
 
 def test_too_few_rows_to_flag_any_are_told(tmp_path: Path):
@@ -136,14 +137,14 @@ def test_options_of_fit_are_heeded(folder: Path, tmp_path: Path):
     arguments = ["--target", "rooms", "--task", "regression", "--drop", "city", "--drop", "id", "--validation", "0.5"]
     result = run("fit", folder / "train.csv", *arguments, "-o", tmp_path / "m.dap", *SMALL)
     assert result.exit_code == 0, result.output
-    model = models.load(tmp_path / "m.dap")
+    model = load(tmp_path / "m.dap")
     assert model.task == "regression"
     assert [column.name for column in model.encoder.columns] == ["area", "price"]
     assert len(model.train.x) == pytest.approx(len(model.held_out.x), abs=2)
     assert model.recipe.hidden == (8,)
     arguments = ["--target", "price", "--category", "rooms", "-o", tmp_path / "c.dap", *SMALL]
     assert run("fit", folder / "train.csv", *arguments).exit_code == 0
-    assert models.load(tmp_path / "c.dap").encoder.expected["rooms"] == "category"
+    assert load(tmp_path / "c.dap").encoder.expected["rooms"] == "category"
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
@@ -157,14 +158,14 @@ def test_predict_gives_a_row_for_every_row(suffix: str, folder: Path, tmp_path: 
         with out.open(newline="") as file:
             found = list(csv.DictReader(file, delimiter="\t" if suffix == "tsv" else ","))
     assert [row["id"] for row in found] == [f"h{i}" for i in range(30)]
-    model = models.load(folder / "house.dap")
+    model = load(folder / "house.dap")
     direct = model.predict(models_table(folder / "new.csv", model), level=0.8).table
     for name in ("prediction", "lower", "upper", "epistemic", "aleatoric", "distance", "ood_p_value"):
         np.testing.assert_allclose([float(row[name]) for row in found], direct[name], rtol=1e-6)
     assert "of 30 rows" in result.stdout
 
 
-def models_table(path: Path, model: models.TableModel) -> pa.Table:
+def models_table(path: Path, model: TableModel) -> pa.Table:
     from dapcal.tables import stream
 
     return pa.concat_tables(stream(path, model.encoder.expected))
@@ -211,7 +212,7 @@ def test_report_and_explain(folder: Path, tmp_path: Path):
     told = json.loads(run("explain", folder / "house.dap", folder / "new.csv", "--row", "7", "--json").stdout)
     assert told["row"] == 7
     assert [len(near["columns"]) for near in told["neighbours"]] == [3] * 5
-    model = models.load(folder / "house.dap")
+    model = load(folder / "house.dap")
     predicted = model.predict(models_table(folder / "new.csv", model)).table.slice(6, 1).to_pylist()[0]
     for name, column in (("mean", "prediction"), ("lower", "lower"), ("upper", "upper"), ("epistemic", "epistemic")):
         assert told["after"][name] == pytest.approx([predicted[column]], rel=1e-4), name
@@ -402,7 +403,7 @@ def test_a_wrong_model_gives_one_line_and_no_output(kind: str, folder: Path, tmp
         bad = _other_safetensors(tmp_path)
     elif kind == "no table's":
         bad = tmp_path / "bad.dap"
-        models.load(folder / "house.dap").calibrated.save(bad)
+        load(folder / "house.dap").calibrated.save(bad)
     else:
         bad = (_changed if kind == "changed" else _cut)(folder, tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -587,13 +588,12 @@ def test_an_unclosed_quotation_in_a_compressed_table_loses_no_rows(folder: Path,
 
 
 def test_a_prediction_that_lost_rows_is_never_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    honest = models.TableModel.predict
+    honest = TableModel.columns
 
-    def lossy(*arguments: object, **named: object) -> models.Predicted:
-        whole = honest(*arguments, **named)
-        return whole._replace(table=whole.table.slice(1))
+    def lossy(*arguments: object, **named: object) -> dict[str, np.ndarray]:
+        return {name: values[1:] for name, values in honest(*arguments, **named).items()}
 
-    monkeypatch.setattr(models.TableModel, "predict", lossy)
+    monkeypatch.setattr(TableModel, "columns", lossy)
     result = run("predict", folder / "house.dap", folder / "new.csv", "-o", tmp_path / "out.csv")
     refused(result, "30 rows of", "were read and 29 written", code=1)
     assert not list(tmp_path.iterdir())

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import Device, Json, Quiet, checked, output, too_few, typer
-from dapcal.cli.loading import Factory, load
+from dapcal.cli.common import Device, Factory, Json, Quiet, checked, output, too_few, typer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +30,7 @@ def explain(
     """
     with output(as_json, quiet) as said:
         from dapcal.explain import explain as explained
+        from dapcal.models import load
 
         loaded = load(model, factory, checked(device))
         rows = loaded.inputs(data, row)
