@@ -20,13 +20,11 @@ from typer.testing import CliRunner
 
 from dapcal.cli import app
 from dapcal.data import Labelled
-from dapcal.own import model as own_models
-from dapcal.own import serving as own_serving
+from dapcal.models.network_fitting import fit as fit_network
+from dapcal.models.table import TableModel
+from dapcal.models.table_fitting import fit as fit_table
 from dapcal.recipes import Recipe
 from dapcal.serve import Served, create_app
-from dapcal.tables import model as models
-from dapcal.tables.model import TableModel
-from dapcal.tables.serving import served
 
 ROW = {"area": 80.0, "rooms": 3.0, "city": "Rome"}
 
@@ -38,7 +36,7 @@ def fitted(target: str) -> TableModel:
     price = 3 * area + 10 * rooms + 40 * (city == "Rome")
     table = pa.table({"area": area, "rooms": rooms, "city": city, "price": price, "dear": price > 300})
     drop = ["dear" if target == "price" else "price"]
-    return models.fit(table, target, recipe=Recipe(hidden=(8,), epochs=4, members=2), drop=drop)
+    return fit_table(table, target, recipe=Recipe(hidden=(8,), epochs=4, members=2), drop=drop)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def client(price: TableModel) -> Client:
-    return Client(served(price, "house.dap", level=0.8))
+    return Client(Served.of(price, "house.dap", level=0.8))
 
 
 def test_a_row_gets_the_answer_of_python(price: TableModel, client: Client):
@@ -83,7 +81,7 @@ def test_a_row_gets_the_answer_of_python(price: TableModel, client: Client):
 
 
 def test_classes_have_probabilities():
-    record = Client(served(fitted("dear"), "house.dap")).predict(ROW).json()
+    record = Client(Served.of(fitted("dear"), "house.dap")).predict(ROW).json()
     assert record["prediction"] in ("true", "false")
     assert sum(record["probabilities"].values()) == pytest.approx(1, abs=1e-5)
 
@@ -142,14 +140,14 @@ def test_a_port_that_is_taken_is_named(price: TableModel, tmp_path: Path):
 
 @pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # it has learnt nothing
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_a_network_of_ones_own_is_served_by_its_inputs(outputs: int):
+def test_a_network_is_served_by_its_inputs(outputs: int):
     x = torch.randn(300, 2, 3)
     y = x.flatten(1).sum(1) if outputs == 1 else x[:, 0].argmax(1)
     network = nn.Sequential(nn.Flatten(), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, outputs))
-    own = own_models.fit([network], Labelled(x[:200], y[:200]), Labelled(x[200:], y[200:]))
-    client = Client(own_serving.served(own, "own.dap"))
+    own = fit_network([network], Labelled(x[:200], y[:200]), Labelled(x[200:], y[200:]))
+    client = Client(Served.of(own, "own.dap"))
     record = client.predict({"x": x[0].tolist()}).json()
-    direct = own.predict(x[:1])
+    direct = own.calibrated(x[:1])
     assert record["distance"] == pytest.approx(float(direct.distance), rel=1e-4, abs=1e-6)
     assert record["ood_p_value"] == pytest.approx(float(direct.ood_p_value))
     if outputs == 1:

@@ -15,7 +15,8 @@ import torch
 
 import dapcal
 from dapcal.cli import app
-from dapcal.tables import model as models
+from dapcal.models import load
+from dapcal.models.table import TableModel
 from table_cases import SMALL, run, write_rows
 
 
@@ -57,8 +58,8 @@ def test_every_posterior_can_be_asked_for(posterior: str, folder: Path, tmp_path
     result = run("fit", folder / "train.csv", *arguments, "--seed", "1", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["task"] == "classification"
-    assert models.load(tmp_path / "m.dap").recipe.posterior == posterior
-    assert models.load(tmp_path / "m.dap").recipe.seed == 1
+    assert load(tmp_path / "m.dap").recipe.posterior == posterior
+    assert load(tmp_path / "m.dap").recipe.seed == 1
 
 
 def test_too_few_rows_to_flag_any_are_told(tmp_path: Path):
@@ -74,14 +75,14 @@ def test_options_of_fit_are_heeded(folder: Path, tmp_path: Path):
     arguments = ["--target", "rooms", "--task", "regression", "--drop", "city", "--drop", "id", "--validation", "0.5"]
     result = run("fit", folder / "train.csv", *arguments, "-o", tmp_path / "m.dap", *SMALL)
     assert result.exit_code == 0, result.output
-    model = models.load(tmp_path / "m.dap")
+    model = load(tmp_path / "m.dap")
     assert model.task == "regression"
     assert [column.name for column in model.encoder.columns] == ["area", "price"]
     assert len(model.train.x) == pytest.approx(len(model.held_out.x), abs=2)
     assert model.recipe.hidden == (8,)
     arguments = ["--target", "price", "--category", "rooms", "-o", tmp_path / "c.dap", *SMALL]
     assert run("fit", folder / "train.csv", *arguments).exit_code == 0
-    assert models.load(tmp_path / "c.dap").encoder.expected["rooms"] == "category"
+    assert load(tmp_path / "c.dap").encoder.expected["rooms"] == "category"
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
@@ -95,14 +96,14 @@ def test_predict_gives_a_row_for_every_row(suffix: str, folder: Path, tmp_path: 
         with out.open(newline="") as file:
             found = list(csv.DictReader(file, delimiter="\t" if suffix == "tsv" else ","))
     assert [row["id"] for row in found] == [f"h{i}" for i in range(30)]
-    model = models.load(folder / "house.dap")
+    model = load(folder / "house.dap")
     direct = model.predict(models_table(folder / "new.csv", model), level=0.8).table
     for name in ("prediction", "lower", "upper", "epistemic", "aleatoric", "distance", "ood_p_value"):
         np.testing.assert_allclose([float(row[name]) for row in found], direct[name], rtol=1e-6)
     assert "of 30 rows" in result.stdout
 
 
-def models_table(path: Path, model: models.TableModel) -> pa.Table:
+def models_table(path: Path, model: TableModel) -> pa.Table:
     from dapcal.tables import stream
 
     return pa.concat_tables(stream(path, model.encoder.expected))
@@ -149,7 +150,7 @@ def test_report_and_explain(folder: Path, tmp_path: Path):
     told = json.loads(run("explain", folder / "house.dap", folder / "new.csv", "--row", "7", "--json").stdout)
     assert told["row"] == 7
     assert [len(near["columns"]) for near in told["neighbours"]] == [3] * 5
-    model = models.load(folder / "house.dap")
+    model = load(folder / "house.dap")
     predicted = model.predict(models_table(folder / "new.csv", model)).table.slice(6, 1).to_pylist()[0]
     for name, column in (("mean", "prediction"), ("lower", "lower"), ("upper", "upper"), ("epistemic", "epistemic")):
         assert told["after"][name] == pytest.approx([predicted[column]], rel=1e-4), name

@@ -24,7 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dapcal.cli import app
-from dapcal.tables import model as models
+from dapcal.models import load
+from dapcal.models.table import TableModel
 from table_cases import SMALL, refused, run, write_rows
 
 
@@ -179,7 +180,7 @@ def test_a_wrong_model_gives_one_line_and_no_output(kind: str, folder: Path, tmp
         bad = _other_safetensors(tmp_path)
     elif kind == "no table's":
         bad = tmp_path / "bad.dap"
-        models.load(folder / "house.dap").calibrated.save(bad)
+        load(folder / "house.dap").calibrated.save(bad)
     else:
         bad = (_changed if kind == "changed" else _cut)(folder, tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -359,13 +360,12 @@ def test_an_unclosed_quotation_in_a_compressed_table_loses_no_rows(folder: Path,
 
 
 def test_a_prediction_that_lost_rows_is_never_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    honest = models.TableModel.predict
+    honest = TableModel.columns
 
-    def lossy(*arguments: object, **named: object) -> models.Predicted:
-        whole = honest(*arguments, **named)
-        return whole._replace(table=whole.table.slice(1))
+    def lossy(*arguments: object, **named: object) -> dict[str, np.ndarray]:
+        return {name: values[1:] for name, values in honest(*arguments, **named).items()}
 
-    monkeypatch.setattr(models.TableModel, "predict", lossy)
+    monkeypatch.setattr(TableModel, "columns", lossy)
     result = run("predict", folder / "house.dap", folder / "new.csv", "-o", tmp_path / "out.csv")
     refused(result, "30 rows of", "were read and 29 written", code=1)
     assert not list(tmp_path.iterdir())

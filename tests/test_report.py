@@ -69,7 +69,7 @@ def unseen_half(subject, seed):
 @pytest.mark.parametrize(("name", "seed"), [("moons", 0), ("table", 0), ("images", 0), ("one column", 7)])
 def test_the_half_that_had_no_say_in_phi_is_found(name, seed):
     subject = CASES[name]()
-    found = judges(subject.calibrated, subject.held_out.x, 10_000)
+    found = judges(subject, 10_000)
     expected = split(len(subject.held_out.x), torch.Generator().manual_seed(seed))[1].sort().values
     assert found.are_independent
     assert torch.equal(found.rows, expected)
@@ -77,18 +77,26 @@ def test_the_half_that_had_no_say_in_phi_is_found(name, seed):
 
 def test_other_held_out_data_are_judged_as_a_whole():
     subject = report_cases.two_moons()
-    other = judges(subject.calibrated, subject.held_out.x + 0.01, 10_000)
-    assert (other.are_independent, len(other.rows)) == (False, len(subject.held_out.x))
-    assert "which half is not known" in page_of(replace(subject, held_out=_moved(subject.held_out)))
+    data = subject.held_out
+    other = replace(subject, held_out=Labelled(data.x[1:], data.y[1:]))
+    found = judges(other, 10_000)
+    assert (found.are_independent, len(found.rows)) == (False, len(data.x) - 1)
+    assert "which half is not known" in page_of(other)
 
 
-def _moved(data):
-    return Labelled(data.x + 0.01, data.y)
+def test_a_file_of_an_earlier_version_does_not_say_which_half_judges():
+    subject = report_cases.two_moons()
+    old = replace(subject, calibrated=replace(subject.calibrated, chooses=None, judges=None))
+    assert not judges(old, 10_000).are_independent
+    assert "which half is not known" in page_of(old)
+    told = judges(replace(old, judges=torch.tensor([5, 2])), 10_000)
+    assert told.are_independent
+    assert told.rows.tolist() == [2, 5]
 
 
 def test_at_most_so_many_are_judged():
     subject = report_cases.two_moons()
-    found = judges(subject.calibrated, subject.held_out.x, 40)
+    found = judges(subject, 40)
     assert found.are_independent
     assert len(found.rows.unique()) == 40
 

@@ -27,7 +27,6 @@ from dapcal.report.headline import how_far, in_short
 from dapcal.report.kit import histograms
 from dapcal.report.kit.numbers import number, percent
 from dapcal.report.kit.svg import Plot, Scale
-from dapcal.report.page import page
 from dapcal.report.questions import accuracy, away_from_data, highest_scores, how_sure, phi, plane, weights
 from dapcal.report.questions.how_sure import LEVELS
 from dapcal.scales import ScaledSigmoid
@@ -342,19 +341,6 @@ def test_noise_fills_a_box_three_times_as_wide():
     assert float(place.max()) == pytest.approx(2, abs=0.05)
 
 
-def test_a_half_that_cannot_be_told_is_not_claimed():
-    """With four different rows every half has the scores of the one that gave the p-values."""
-    x = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]).repeat(50, 1)
-    y = torch.arange(200) % 2
-    moons = report_cases.two_moons()
-    calibrated = moons.calibrated
-    score = calibrated(x).ood_score.double().sort().values[::2].clone()
-    same = replace(calibrated, evidence=replace(calibrated.evidence, held_out=score))
-    found = judges(same, x, 10_000)
-    assert (found.are_independent, len(found.rows)) == (False, 200)
-    assert "which half is not known" in page(gather(replace(moons, calibrated=same, held_out=Labelled(x, y))))
-
-
 @pytest.mark.parametrize(
     ("adjust", "proper"),
     [(Reweight(), False), (Reweight(normalise=True), True), (Reweight(complete=True), True)],
@@ -379,7 +365,7 @@ def test_whether_weighted_predictions_sum_to_one(adjust, proper):
 
 def test_the_likelihood_is_that_of_targets_as_people_see_them():
     subject = examples_of("table").subject
-    found = judges(subject.calibrated, subject.held_out.x, 10_000)
+    found = judges(subject, 10_000)
     y, prediction = subject.held_out.y[found.rows], subject.calibrated(subject.held_out.x[found.rows])
     price = Normal(300 + 80 * prediction.mean.double(), 80 * prediction.variance.double().sqrt())
     expected = float(-price.log_prob(300 + 80 * y.double()).mean())

@@ -14,10 +14,11 @@ import torch
 import dapcal
 from dapcal import recipes
 from dapcal.calibrate import Calibrated
+from dapcal.models import load, table
+from dapcal.models.table import TableModel
+from dapcal.models.table_fitting import fit
+from dapcal.models.table_summary import summarise, words
 from dapcal.recipes import Recipe
-from dapcal.tables import model as models
-from dapcal.tables.model import TableModel
-from dapcal.tables.summary import summarise, words
 
 RECIPE = Recipe(hidden=(16,), epochs=15, members=3)
 
@@ -41,12 +42,12 @@ def rows(n: int = 240, seed: int = 0) -> pa.Table:
 
 @pytest.fixture(scope="module")
 def regression() -> TableModel:
-    return models.fit(rows(), "price", recipe=RECIPE, drop=["dear"])
+    return fit(rows(), "price", recipe=RECIPE, drop=["dear"])
 
 
 @pytest.fixture(scope="module")
 def classification() -> TableModel:
-    return models.fit(rows(), "dear", recipe=RECIPE, drop=["price"])
+    return fit(rows(), "dear", recipe=RECIPE, drop=["price"])
 
 
 def test_numbers_come_back_in_the_unit_of_the_table(regression: TableModel):
@@ -91,7 +92,7 @@ def test_a_row_far_away_is_flagged_and_less_sure(regression: TableModel):
 
 def test_batches_change_nothing(classification: TableModel, monkeypatch):
     whole = classification.predict(rows(30, seed=3)).table
-    monkeypatch.setattr(models, "_NUMBERS_AT_ONCE", 7 * 50 * 2)
+    monkeypatch.setattr(table, "_NUMBERS_AT_ONCE", 7 * 50 * 2)
     assert classification.rows_at_once == 7
     parts = classification.predict(rows(30, seed=3)).table
     assert parts.column_names == whole.column_names
@@ -107,9 +108,9 @@ def test_no_rows_are_refused(classification: TableModel):
 @pytest.mark.parametrize("posterior", recipes.POSTERIORS)
 def test_a_saved_model_predicts_the_same(posterior: str, tmp_path: Path):
     recipe = Recipe(posterior=posterior, hidden=(8,), epochs=4, members=2, draws=5)
-    model = models.fit(rows(120), "price", recipe=recipe, drop=["dear"])
+    model = fit(rows(120), "price", recipe=recipe, drop=["dear"])
     model.save(tmp_path / "m.dap")
-    loaded = models.load(tmp_path / "m.dap")
+    loaded = load(tmp_path / "m.dap")
     new = rows(20, seed=1)
     assert loaded.predict(new).table.equals(model.predict(new).table)
     assert loaded.encoder == model.encoder
@@ -129,15 +130,17 @@ def test_the_file_is_also_one_for_python(regression: TableModel, tmp_path: Path)
 
 def test_a_file_of_another_kind_is_refused(regression: TableModel, tmp_path: Path):
     regression.calibrated.save(tmp_path / "m.dap")
-    with pytest.raises(ValueError, match=r"was not made by `dapcal fit`; load it in Python with dapcal\.load"):
-        models.load(tmp_path / "m.dap")
+    with pytest.raises(
+        ValueError, match=r"was not made by `dapcal fit` or `dapcal calibrate`; load it .* dapcal\.load"
+    ):
+        load(tmp_path / "m.dap")
 
 
 def test_notes_tell_what_was_decided(tmp_path: Path):
     table = rows(100)
     table = table.set_column(4, "dear", pa.array([None, *table["dear"].to_pylist()[1:]]))
     table = table.append_column("name", pa.array([f"house{n}" for n in range(100)]))
-    model = models.fit(table, "dear", recipe=RECIPE)
+    model = fit(table, "dear", recipe=RECIPE)
     text = "\n".join(model.notes)
     assert "`dear` holds texts: classification" in text
     assert "1 of 100 rows have no `dear`: left out" in text
@@ -156,7 +159,7 @@ def test_the_subject_of_a_report_shows_rows_in_words(regression: TableModel):
 
 def test_two_numbers_have_a_map():
     table = rows(100).select(["area", "price", "dear"])
-    subject = models.fit(table, "dear", recipe=RECIPE).subject("m")
+    subject = fit(table, "dear", recipe=RECIPE).subject("m")
     assert subject.axes is not None
     assert [axis.name for axis in subject.axes] == ["area", "price"]
     assert subject.axes[0].center == pytest.approx(table["area"].to_numpy().mean())
@@ -216,7 +219,7 @@ def test_three_lines_of_words(regression: TableModel, classification: TableModel
 def test_rows_that_occur_often_are_noted():
     """Half of the rows held out would have a twin in training."""
     twice = pa.concat_tables([rows(40), rows(40), rows(20, seed=1)])
-    notes = models.fit(twice, "price", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
+    notes = fit(twice, "price", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
     assert any(note.startswith("40 of 100 rows are copies of others") for note in notes)
 
 
@@ -224,7 +227,7 @@ def test_classes_that_differ_in_capitals_alone_are_noted():
     table = rows(60)
     dear = ["Yes" if i % 3 else "YES" for i in range(60)]
     table = table.set_column(table.column_names.index("dear"), "dear", pa.array(dear))
-    notes = models.fit(table, "dear", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
+    notes = fit(table, "dear", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
     assert any("`dear` holds 'YES', 'Yes', which count as different" in note for note in notes)
 
 

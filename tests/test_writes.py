@@ -19,14 +19,14 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/experiments/page/results.py": {"write"},
     "src/dapcal/experiments/runner.py": {"run_and_write"},
     "src/dapcal/experiments/gap/experiment.py": {"_train"},
-    "src/dapcal/own/scores.py": {"writer"},
+    "src/dapcal/models/writing.py": {"writer"},
     "src/dapcal/posteriors/checkpoints.py": {"write"},
     "src/dapcal/tables/writing.py": {"writer"},
 }
 HELPERS = {  # functions that are handed the part file of one of those
     "src/dapcal/experiments/datasets/downloads.py": {"_write_parquet"},
     "src/dapcal/experiments/page/drawings.py": {"save"},
-    "src/dapcal/own/scores.py": {"_savez"},
+    "src/dapcal/models/writing.py": {"_savez"},
     "src/dapcal/tables/writing.py": {"_parquet_writer", "_text_writer"},
 }
 THE_ONE = "src/dapcal/files.py"

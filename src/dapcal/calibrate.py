@@ -22,6 +22,7 @@ from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.ensembles import Evaluated, outputs_with_spread, read_by, seen
+from dapcal.errors import NothingToCalibrate
 from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.likelihoods import Likelihood
 from dapcal.losses import Loss, Problem, Target
@@ -385,7 +386,7 @@ def _calibration_inputs(
         return chosen, d0
     outside = torch.nonzero(d0_held_out > 0).flatten()
     if not len(outside):
-        raise ValueError(
+        raise NothingToCalibrate(
             "All calibration inputs and held-out inputs are at distance 0: there is nothing to calibrate φ on; give "
             "inputs away from the training data with `ood`, or a smaller radius"
         )

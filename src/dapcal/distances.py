@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from dapcal.errors import NothingToCalibrate
 from dapcal.neighbors import TorchIndex
 from dapcal.projectors import Features, ProjectorRecipe, fitted, median_distance, project
 from dapcal.storing import Stores
@@ -169,7 +170,7 @@ def fit_radius(raw: Tensor, quantile: float, name: str) -> Radius:
     raw = raw.double()
     positive = raw[raw > 0]
     if not len(positive):
-        raise ValueError(
+        raise NothingToCalibrate(
             f"All held-out inputs have distance 0 to the training inputs in the {name} space: there is no typical "
             "distance; hold out inputs that are not in the training set, or use radius=None"
         )

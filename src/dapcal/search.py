@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.errors import NothingToCalibrate
 from dapcal.storing import Stores
 from dapcal.types import DapcalWarning, Scale
 
@@ -91,7 +92,7 @@ def search(
         tried[first] = evaluate(float(scale(smaller)))
         best = _best(tried, limit)
     if best is None:
-        raise ValueError(
+        raise NothingToCalibrate(
             f"No φ keeps the held-out NLL within {guard} nats of its uncalibrated value {base.nll:.4g} (the smallest "
             f"found is {min(p.nll for p in tried.values()):.4g}); raise `guard`, or set guard=None"
         )

@@ -127,9 +127,9 @@ class _DistanceAware(BaseEstimator):
         """Parts of the predictions at X, each (N, ...), in float64."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        x = self._standardised(X).to(self.device)
-        chunks = [[part(prediction) for part in parts] for prediction in map(self.calibrated_, x.split(CHUNK))]
-        return [torch.cat(list(values)).double().cpu().numpy() for values in zip(*chunks, strict=True)]
+        predictions = self.calibrated_.batches(self._standardised(X), CHUNK)
+        chunks = [[part(prediction) for part in parts] for prediction in predictions]
+        return [torch.cat(list(values)).double().numpy() for values in zip(*chunks, strict=True)]
 
     def _standardised(self, X: np.ndarray) -> Tensor:
         return torch.from_numpy((X - self.center_) / self.scale_)

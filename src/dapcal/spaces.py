@@ -19,6 +19,7 @@ from torch.nn.functional import avg_pool2d, interpolate
 from dapcal.data import Labelled
 from dapcal.distances import Distance, FittedSpace, Space, fit_distance, fit_radius
 from dapcal.ensembles import Evaluated, seen
+from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import execution_order
 from dapcal.ood_inputs import FEWEST, hardest
@@ -103,7 +104,7 @@ def informative(
             f"{outcome}"
         )
     if not found:
-        raise ValueError(
+        raise NothingToCalibrate(
             "All held-out inputs have distance 0 to the training inputs in every space; hold out inputs that are not "
             "in the training set"
         )

@@ -1,4 +1,4 @@
-"""`dapcal calibrate`: from a network of one's own, trained elsewhere, to a calibrated model in one file."""
+"""`dapcal calibrate`: from your own network, trained elsewhere, to a calibrated model in one file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, output, too_few, typer, writable
-from dapcal.types import ALPHA
+from dapcal.records import ALPHA
 
 if TYPE_CHECKING:
-    from dapcal.own.model import OwnModel
+    from dapcal.models.network import NetworkModel
 
 
 def calibrate(
@@ -50,16 +50,16 @@ def calibrate(
     Example: dapcal calibrate --model nets:make --weights w.safetensors --train train.npz --held-out val.npz -o m.dap
     """
     with output(as_json, quiet) as said:
-        from dapcal.own import arrays
-        from dapcal.own import model as own_models
-        from dapcal.own.networks import moved, network, with_weights
+        from dapcal.models import arrays, network_fitting
+        from dapcal.models.factories import moved, network, with_weights
+        from dapcal.models.network import KEPT_BYTES
 
         writable(out, train, held_out, *weights, *([ood] if ood else []))
         made = network(model)
         networks = [moved(with_weights(made, path), device) for path in weights]
         dtype = next(made.parameters()).dtype
         data = arrays.labelled(train, dtype)
-        own = own_models.fit(
+        fitted = network_fitting.fit(
             networks,
             data,
             arrays.labelled(held_out, dtype),
@@ -72,39 +72,39 @@ def calibrate(
             progress=said.progress,
         )
         if task is None:
-            kind = "whole numbers" if own.classes else "fractions"
-            said.note(f"y holds {kind}, so this is {own.task}; --task says otherwise")
-        if own.train is None:
+            kind = "whole numbers" if fitted.classes else "fractions"
+            said.note(f"y holds {kind}, so this is {fitted.task}; --task says otherwise")
+        if fitted.train is None:
             said.note(
-                f"the training data take more than {own_models.KEPT_BYTES >> 20} MiB and are not kept with the model: "
+                f"the training data take more than {KEPT_BYTES >> 20} MiB and are not kept with the model: "
                 "dapcal report and dapcal explain cannot show them"
             )
-        too_few(said, len(own.calibrated.evidence.held_out), ALPHA)
-        own.save(out)
-        radius = {s.name: None if s.radius is None else s.radius.start for s in own.calibrated.distance.spaces}
+        too_few(said, len(fitted.calibrated.evidence.held_out), ALPHA)
+        fitted.save(out)
+        radius = {s.name: None if s.radius is None else s.radius.start for s in fitted.calibrated.distance.spaces}
         found: dict[str, Any] = {
             "file": str(out),
-            "task": own.task,
-            "classes": list(own.classes),
-            "input_shape": list(own.input_shape),
-            **own.quality,
-            "phi": own.calibrated.phi,
+            "task": fitted.task,
+            "classes": list(fitted.classes),
+            "input_shape": list(fitted.input_shape),
+            **fitted.quality,
+            "phi": fitted.calibrated.phi,
             "radius": radius,
-            "calibration": list(own.calibrated.notes),
+            "calibration": list(fitted.calibrated.notes),
         }
-        said.result(found, f"{_numbers(own, len(data.x), len(networks), radius)}\n\nSaved to {out}")
+        said.result(found, f"{_numbers(fitted, len(data.x), len(networks), radius)}\n\nSaved to {out}")
 
 
-def _numbers(own: OwnModel, train: int, networks: int, radius: dict[str, float | None]) -> str:
-    quality = own.quality
-    measure = ("accuracy", f"{quality['accuracy']:.4f}") if own.classes else ("RMSE", f"{quality['rmse']:.4g}")
+def _numbers(fitted: NetworkModel, train: int, networks: int, radius: dict[str, float | None]) -> str:
+    quality = fitted.quality
+    measure = ("accuracy", f"{quality['accuracy']:.4f}") if fitted.classes else ("RMSE", f"{quality['rmse']:.4g}")
     rows = [
         ("inputs", f"{train:,} in training, {quality['inputs']:,} held out for these numbers"),
-        ("task", own.task + (f", {len(own.classes)} classes" if own.classes else "")),
+        ("task", fitted.task + (f", {len(fitted.classes)} classes" if fitted.classes else "")),
         ("networks", f"an ensemble of {networks}" if networks > 1 else "one"),
         measure,
         ("NLL", f"{quality['nll_after']:.4f} (without distances: {quality['nll_before']:.4f})"),
-        ("phi", f"{own.calibrated.phi:.4g}"),
+        ("phi", f"{fitted.calibrated.phi:.4g}"),
         ("radius", ", ".join(f"{name} {'none' if r is None else f'{r:.3g}'}" for name, r in radius.items())),
     ]
     return "\n".join(f"{name:<10}{text}" for name, text in rows)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import Device, Json, Quiet, checked, output, too_few, typer
-from dapcal.cli.loading import Factory, load
-from dapcal.types import ALPHA, LEVEL
+from dapcal.cli.common import Device, Factory, Json, Quiet, checked, output, too_few, typer
+from dapcal.records import ALPHA
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +31,7 @@ def explain(
     """
     with output(as_json, quiet) as said:
         from dapcal.explain import explain as explained
+        from dapcal.models import load
 
         loaded = load(model, factory, checked(device))
         rows = loaded.inputs(data, row)
@@ -97,9 +97,7 @@ def _answer(subject: Subject, answer: Answer) -> str:
         return ", ".join(f"{name} {100 * p:.1f} %" for p, name in best)
     plain = _plain(subject, answer)
     ends = zip(plain["mean"], plain["lower"], plain["upper"], strict=True)
-    return ", ".join(
-        f"{mean:.4g} ({100 * LEVEL:.0f} % interval {lower:.4g} to {upper:.4g})" for mean, lower, upper in ends
-    )
+    return ", ".join(f"{mean:.4g} (95 % interval {lower:.4g} to {upper:.4g})" for mean, lower, upper in ends)
 
 
 def _far(found: Explanation, shown: Row | Picture) -> str:

@@ -9,7 +9,7 @@ from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, checked, output, to
 from dapcal.types import ALPHA
 
 if TYPE_CHECKING:
-    from dapcal.tables.summary import Summary
+    from dapcal.models.table_summary import Summary
 
 
 def fit(
@@ -39,9 +39,9 @@ def fit(
     """
     with output(as_json, quiet) as said:
         from dapcal import tables
+        from dapcal.models import table_fitting
+        from dapcal.models.table_summary import summarise, words
         from dapcal.recipes import Recipe
-        from dapcal.tables import model as models
-        from dapcal.tables.summary import summarise, words
 
         writable(out, train)
         if task not in (None, "classification", "regression"):
@@ -58,7 +58,7 @@ def fit(
         kinds: dict[str, tables.Kind] = dict.fromkeys(category or (), "category")
         table = tables.read(train, kinds, drop or ())
         said.progress("reading", 1, 1)
-        model = models.fit(
+        model = table_fitting.fit(
             table,
             target,
             task=cast(Literal["classification", "regression"] | None, task),

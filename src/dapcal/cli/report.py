@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dapcal.cli.common import Device, Json, Quiet, checked, output, typer, writable
-from dapcal.cli.loading import Factory, load
+from dapcal.cli.common import Device, Factory, Json, Quiet, checked, output, typer, writable
 
 
 def report(
@@ -25,6 +24,7 @@ def report(
     Example: dapcal report house.dap --data new.csv -o report.html
     """
     with output(as_json, quiet) as said:
+        from dapcal.models import load
         from dapcal.report import write
 
         writable(out, model, *([data] if data else []))

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from dapcal.cli.common import INTERRUPTED, Device, Json, Quiet, checked, output, too_few, typer
-from dapcal.cli.loading import Factory, load
-from dapcal.types import ALPHA, LEVEL
-
-if TYPE_CHECKING:
-    from dapcal.own.model import OwnModel
-    from dapcal.serve import Served
-    from dapcal.tables.model import TableModel
+from dapcal.cli.common import INTERRUPTED, Device, Factory, Json, Quiet, checked, output, too_few, typer
+from dapcal.records import ALPHA, LEVEL
 
 
 def serve(
@@ -36,14 +30,15 @@ def serve(
     with output(as_json, quiet) as said:
         import torch
 
-        from dapcal.serve import Limits, run
+        from dapcal.models import load
+        from dapcal.serve import Limits, Served, run
 
         if not 0 < level < 1:
             raise ValueError(f"Expected --level between 0 and 1, got {level}")
         torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
         loaded = load(model, factory, checked(device))
         too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
-        whole = _served(loaded, model.name, alpha, level)
+        whole = Served.of(loaded, model.name, alpha=alpha, level=level)
 
         def started(address: str) -> None:
             said.result({"address": address}, f"Serving {model.name} at {address}; Ctrl-C ends it")
@@ -52,15 +47,3 @@ def serve(
             run(whole, host, port, Limits(rows=most_rows), started)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-
-
-def _served(model: TableModel | OwnModel, name: str, alpha: float, level: float) -> Served:
-    from dapcal.own.model import OwnModel
-
-    if isinstance(model, OwnModel):
-        from dapcal.own import serving as own
-
-        return own.served(model, name, alpha=alpha, level=level)
-    from dapcal.tables import serving as tables
-
-    return tables.served(model, name, alpha=alpha, level=level)

@@ -47,7 +47,8 @@ class Subject:
         axes: two-dimensional inputs: what the two are called and how they are shown.
         new: further inputs to report on.
         new_name: what those are called.
-        seed: of the calibration, which says which half of the held-out data chose φ; None where it is not known.
+        judges: rows of `held_out` that p-values are read from, on which nothing was chosen; by default those that
+            `calibrated` knows of.
     """
 
     calibrated: Calibrated
@@ -62,7 +63,7 @@ class Subject:
     axes: tuple[Axis, Axis] | None = None
     new: Tensor | None = None
     new_name: str = "new data"
-    seed: int | None = None
+    judges: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, x in (("train", self.train.x), ("held_out", self.held_out.x), ("new", self.new)):
@@ -78,3 +79,13 @@ class Subject:
     def is_classification(self) -> bool:
         """Whether classes are predicted."""
         return isinstance(self.calibrated.posterior.likelihood, ClassLikelihood)
+
+    @property
+    def judging(self) -> Tensor | None:
+        """Rows of `held_out` on which nothing was chosen, ascending; None where that is not known."""
+        chooses, judges = self.calibrated.chooses, self.calibrated.judges
+        if self.judges is not None:
+            return self.judges.cpu().sort().values
+        if chooses is None or judges is None or len(chooses) + len(judges) != len(self.held_out.x):
+            return None  # a file of an earlier version, or other held-out data
+        return judges.cpu().sort().values

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.data import Data, Labelled, gather, split
 from dapcal.distances import Space
+from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.ood_inputs import Around
 from dapcal.progress import Stages
@@ -107,7 +108,7 @@ def _calibrated(posterior: Posterior, given: _Given) -> Calibrated:
     """`calibrate` with its defaults, or what is left of them."""
     try:
         return calibrate(posterior, **given)
-    except ValueError:
+    except NothingToCalibrate:
         # nearly every held-out row has a twin in training, or all have one and the same distance: the table has no
         # typical distance to start a radius at, and no row away from the data
         around = Around(deviation=1.0, seed=given["seed"])

@@ -8,15 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.calibrate import Calibrated
-from dapcal.data import split
 from dapcal.models.subject import Subject
 from dapcal.report.predictions import Predicted, predict, quietly
 
 MOST_JUDGED = 5_000  # held-out or new inputs that are looked at
 MOST_SAMPLED = 2_000  # values of a sample, and made-up inputs
-_SEEDS = 100  # of the split, tried in turn
-_PROBES = 256  # held-out inputs whose scores are looked for
 
 
 class Other(NamedTuple):
@@ -68,7 +64,7 @@ class Examples:
 def gather(subject: Subject) -> Examples:
     """Take the examples, and predict at all of them."""
     calibrated, held_out = subject.calibrated, subject.held_out
-    chosen = judges(calibrated, held_out.x, MOST_JUDGED, subject.seed)
+    chosen = judges(subject, MOST_JUDGED)
     x, y = held_out.x[chosen.rows.to(held_out.x.device)], held_out.y[chosen.rows.to(held_out.y.device)]
     predicted = predict(calibrated, x, y)
     others = others_of(subject, MOST_SAMPLED if subject.new is None else MOST_JUDGED)
@@ -97,32 +93,11 @@ class Judges(NamedTuple):
     are_independent: bool  # whether none of them had a say in φ
 
 
-def judges(calibrated: Calibrated, held_out: Tensor, most: int, seed: int | None = None) -> Judges:
-    """The half that did not choose φ, where it can be told, else all; at most `most` of them, by a fixed seed.
-
-    The split is not kept, but its trace is: the sorted OOD scores of the half that gives the p-values. The second half
-    that has those scores, by the `seed` of the calibration or by one of the first hundred, is the one; where several
-    have (a few rows many times over), none can be told.
-    """
-    rows, are_independent = torch.arange(len(held_out)), False
-    if len(calibrated.evidence.held_out) == len(held_out) // 2:
-        seeds = range(_SEEDS) if seed is None else (seed,)
-        gave = _gave_a_score(calibrated, held_out[:_PROBES])
-        halves = (split(len(held_out), torch.Generator().manual_seed(seed))[1].sort().values for seed in seeds)
-        fitting = [half for half in halves if gave[half[half < _PROBES]].all()]
-        if fitting and all(torch.equal(half, fitting[0]) for half in fitting):
-            rows, are_independent = fitting[0], True
-    return Judges(sample(rows, most).sort().values, are_independent)
-
-
-def _gave_a_score(calibrated: Calibrated, x: Tensor) -> Tensor:
-    """Whether the score of an input is among those that p-values are read from, but for rounding, (N,)."""
-    known = calibrated.evidence.held_out.double().cpu()
-    score = predict(calibrated, x).score
-    place = torch.searchsorted(known, score)
-    below, above = known[(place - 1).clamp_min(0)], known[place.clamp_max(len(known) - 1)]
-    gap = torch.minimum((score - below).abs(), (score - above).abs())
-    return gap <= 1e-4 * (1 + score.abs())
+def judges(subject: Subject, most: int) -> Judges:
+    """The half that did not choose φ, where it is known, else all; at most `most` of them, by a fixed seed."""
+    known = subject.judging
+    rows = torch.arange(len(subject.held_out.x)) if known is None else known
+    return Judges(sample(rows, most).sort().values, known is not None)
 
 
 def others_of(subject: Subject, most: int) -> list[Other]:

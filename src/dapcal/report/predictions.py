@@ -45,8 +45,10 @@ class Predicted(NamedTuple):
 
 def predict(calibrated: Calibrated, x: Tensor, y: Tensor | None = None) -> Predicted:
     """Predictions at inputs (N, ...), with the log probability of their targets where those are given."""
-    targets = [None] * len(x.split(_BATCH)) if y is None else y.split(_BATCH)
-    parts = [_one(calibrated, batch, own) for batch, own in zip(x.split(_BATCH), targets, strict=True)]
+    inputs = x.split(_BATCH)
+    targets = [None] * len(inputs) if y is None else y.split(_BATCH)
+    predictions = calibrated.batches(x, _BATCH)
+    parts = [_one(calibrated, *each) for each in zip(predictions, inputs, targets, strict=True)]
     return Predicted(
         before=_joined([part.before for part in parts]),
         after=_joined([part.after for part in parts]),
@@ -62,8 +64,7 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def _one(calibrated: Calibrated, x: Tensor, y: Tensor | None) -> Predicted:
-    prediction = calibrated(x)
+def _one(calibrated: Calibrated, prediction: Prediction, x: Tensor, y: Tensor | None) -> Predicted:
     weights = prediction.diagnostics
     return Predicted(
         before=_answers(prediction.base, y),

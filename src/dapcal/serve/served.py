@@ -4,42 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-Kind = Literal["number", "category", "array"]
-Task = Literal["classification", "regression"]
+from dapcal.models import Model
+from dapcal.models.columns import Columns
+from dapcal.models.fields import Field, Task
+from dapcal.records import ALPHA, LEVEL
 
-
-@dataclass(frozen=True)
-class Field:
-    """One column of a row.
-
-    Args:
-        name: any text.
-        kind: a finite number, a text, or nested lists of finite numbers.
-        levels: of a category, those seen in training; another one is accepted, and is for the model to judge.
-        shape: of an array, its lengths from the outside in.
-        required: whether a row must have a value; where not, null and a missing key both mean "unknown".
-        bounds: of a number, the smallest and the largest that the model takes.
-    """
-
-    name: str
-    kind: Kind
-    levels: tuple[str, ...] = ()
-    shape: tuple[int, ...] = ()
-    required: bool = True
-    bounds: tuple[float, float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"Expected `kind` as one of {', '.join(get_args(Kind))}, got {self.kind!r}")
-        if (self.kind == "array") != bool(self.shape) or any(length < 1 for length in self.shape):
-            raise ValueError(
-                f"Expected lengths >= 1 in `shape` for an array, and none for others, got {self.shape} for the "
-                f"{self.kind} {self.name!r}"
-            )
-        if self.bounds is not None and (self.kind != "number" or not self.bounds[0] <= self.bounds[1]):
-            raise ValueError(f"Expected `bounds` in order, and for a number, got {self.bounds} for {self.name!r}")
+__all__ = ["Field", "Limits", "Served", "Task"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +49,23 @@ class Served:
             if twice:
                 raise ValueError(f"Expected different names for all {what}, got {twice} more than once")
 
+    @classmethod
+    def of(cls, model: Model, name: str, *, alpha: float = ALPHA, level: float = LEVEL) -> Served:
+        """A model of a table or a network as the service sees it.
+
+        Args:
+            model: what predicts.
+            name: what the service says it serves.
+            alpha: rows with a p-value up to this are out of distribution.
+            level: of the intervals.
+        """
+
+        def predict(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            columns = model.columns(model.encode(rows), level=level, alpha=alpha)
+            return [_record(columns, place, model.classes, level) for place in range(len(rows))]
+
+        return cls(name, model.task, model.fields(), model.classes, predict)
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -100,3 +89,15 @@ class Limits:
         for name in ("body_bytes", "rows", "waiting", "seconds", "rows_at_once"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Expected `{name}` > 0, got {getattr(self, name)}")
+
+
+def _record(columns: Columns, place: int, classes: tuple[str, ...], level: float) -> dict[str, Any]:
+    """What the columns say of one row, in plain Python values."""
+    row = {name: values[place] for name, values in columns.items()}
+    names = ("epistemic", "aleatoric", "distance", "ood_p_value", "ood")
+    record = {name: row[name].reshape(()).item() for name in names}
+    if classes:
+        probabilities = dict(zip(classes, row["probability"].tolist(), strict=True))
+        return {**record, "prediction": row["prediction"], "probabilities": probabilities}
+    mean, lower, upper = (float(row[name].reshape(())) for name in ("prediction", "lower", "upper"))
+    return {**record, "prediction": mean, "interval": {"lower": lower, "upper": upper, "level": level}}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from dapcal import npz
 from dapcal.tables.sources import Source, pieces
 from dapcal.tables.values import is_number, is_text
 
@@ -46,14 +46,13 @@ def open_npz(path: Path, rows: int) -> Source:
     """A 1-D array is a column, and a 2-D array `x` is the columns x0, x1, … ."""
     columns: list[tuple[str, pa.Array]] = []
     lengths: dict[str, int] = {}
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-        for key in file.files:
-            array = _array(file, key, path)
-            lengths[key] = len(array)
-            if array.ndim == 1:
-                columns.append((key, _as_arrow(array, key, path)))
-            else:
-                columns += [(f"{key}{i}", _as_arrow(values, key, path)) for i, values in enumerate(array.T)]
+    for key in npz.names_of(path):
+        array = _array(path, key)
+        lengths[key] = len(array)
+        if array.ndim == 1:
+            columns.append((key, _as_arrow(array, key, path)))
+        else:
+            columns += [(f"{key}{i}", _as_arrow(values, key, path)) for i, values in enumerate(array.T)]
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"`{key}` has {rows}" for key, rows in lengths.items())
         raise ValueError(f"{path}: Expected arrays of one length, got others: {found}; save each table in its own file")
@@ -64,23 +63,14 @@ def open_npz(path: Path, rows: int) -> Source:
     return Source(tuple(names), lambda: pieces(table, rows), untyped=False)
 
 
-def _array(file: Any, key: str, path: Path) -> np.ndarray:
-    try:
-        array = file[key]
-    except (ValueError, RuntimeError) as error:
-        if "pickle" in str(error):
-            raise ValueError(
-                f"{path}: array `{key}` holds Python objects, which are not loaded; save numbers or texts"
-            ) from error
-        raise ValueError(f"{path} is damaged or incomplete (array `{key}`); write or copy it again") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path}: `{key}` is no array; write the file with numpy.savez")
-    if array.ndim not in (1, 2) or 0 in array.shape[1:]:
+def _array(path: Path, key: str) -> np.ndarray:
+    found = npz.array(path, key)
+    if len(found.shape) not in (1, 2) or 0 in found.shape[1:]:
         raise ValueError(
-            f"{path}: Expected columns (1-D) or matrices (2-D), got array `{key}` of shape {array.shape}; save it as "
+            f"{path}: Expected columns (1-D) or matrices (2-D), got array `{key}` of shape {found.shape}; save it as "
             "(rows, columns)"
         )
-    return array
+    return found.read()
 
 
 def _as_arrow(values: np.ndarray, name: str, path: Path) -> pa.Array:

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from dapcal.data import Labelled
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from dapcal.models.factories import told
 from dapcal.networks import checked_outputs, last_linear
-from dapcal.own.networks import told
 from dapcal.posteriors import ensemble, laplace
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.progress import Stages

@@ -552,7 +552,7 @@ def test_a_damaged_array_is_refused(saved):
         ({"out": "s.parquet"}, ".csv or .npz"),
         ({"level": 1.5}, "--level"),
         ({"mean": "0.5"}, "folders of images"),
-        ({"device": "nowhere"}, "no device"),
+        ({"device": "nowhere"}, "--device"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(saved, changed, match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dapcal.data import Labelled
+from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL
-from dapcal.tables.model import TableModel
 from dapcal.tables.targets import Classes, Numbers
 
 _MOST_ROWS = 1000  # held-out rows that columns are shuffled in
@@ -66,16 +67,18 @@ class Summary:
 def summarise(model: TableModel, seed: int = 0) -> Summary:
     """Measure a model on held-out rows; `seed` is of the shuffling."""
     (chose, held_out), target = model.halves(), model.target
-    predictions = [model.calibrated(x) for x in held_out.x.split(model.rows_at_once)]
-    ys = held_out.y.split(model.rows_at_once)
+    y, after, before, inside = held_out.y.cpu(), [], [], []
+    means = []
+    for prediction, own in zip(_predictions(model, held_out.x), y.split(model.rows_at_once), strict=True):
+        means.append(prediction.mean)
+        after.append(-prediction.log_prob(own))
+        before.append(-prediction.base.log_prob(own))
+        if isinstance(target, Numbers):
+            lower, upper = prediction.interval(LEVEL)
+            inside.append((lower <= own) & (own <= upper))
     unit = 0.0 if isinstance(target, Classes) else math.log(target.scale)
-
-    def nll(adjusted: bool) -> float:
-        parts = [-(p if adjusted else p.base).log_prob(y) for p, y in zip(predictions, ys, strict=True)]
-        return float(torch.cat(parts).double().mean()) + unit
-
-    p_values = torch.cat([model.calibrated(x).ood_p_value for x in chose.x.split(model.rows_at_once)])
-    mean = torch.cat([p.mean for p in predictions])
+    p_values = torch.cat([prediction.ood_p_value for prediction in _predictions(model, chose.x)])
+    mean = torch.cat(means)
     return Summary(
         task=model.task,
         train_rows=len(model.train.x),
@@ -83,11 +86,11 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         rows=len(held_out.x),
         columns=len(model.encoder.columns),
         measure="accuracy" if isinstance(target, Classes) else "RMSE",
-        value=_value(target, mean, held_out.y),
-        constant=_value(target, _constant(target, model.train.y).expand_as(mean), held_out.y),
-        nll=nll(True),
-        base_nll=nll(False),
-        coverage=None if isinstance(target, Classes) else _coverage(predictions, ys),
+        value=_value(target, mean, y),
+        constant=_value(target, _constant(target, model.train.y.cpu()).expand_as(mean), y),
+        nll=_mean(after) + unit,
+        base_nll=_mean(before) + unit,
+        coverage=_mean(inside) if inside else None,
         flagged=float((p_values <= ALPHA).double().mean()),
         phi=model.calibrated.phi,
         radius={s.name: None if s.radius is None else s.radius.start for s in model.calibrated.distance.spaces},
@@ -139,12 +142,12 @@ def _constant(target: Classes | Numbers, y: Tensor) -> Tensor:
     return y.double().mean(0)
 
 
-def _coverage(predictions: list[Prediction], ys: tuple[Tensor, ...]) -> float:
-    inside = []
-    for prediction, y in zip(predictions, ys, strict=True):
-        lower, upper = prediction.interval(LEVEL)
-        inside.append((lower <= y) & (y <= upper))
-    return float(torch.cat(inside).double().mean())
+def _mean(parts: list[Tensor]) -> float:
+    return float(torch.cat(parts).double().mean())
+
+
+def _predictions(model: TableModel, x: Tensor) -> Iterator[Prediction]:
+    return model.calibrated.batches(x, model.rows_at_once)
 
 
 def _widening(model: TableModel) -> float:
@@ -161,13 +164,13 @@ def _widening(model: TableModel) -> float:
 def _important(model: TableModel, held_out: Labelled, seed: int) -> dict[str, float]:
     """Permutation importance (Breiman 2001) of every column of the table."""
     generator = torch.Generator().manual_seed(seed)
-    x, y = held_out.x[:_MOST_ROWS], held_out.y[:_MOST_ROWS]
+    x, y = held_out.x[:_MOST_ROWS], held_out.y[:_MOST_ROWS].cpu()
     names = model.encoder.names
     sign = 1 if isinstance(model.target, Classes) else -1
 
     def value(inputs: Tensor) -> float:
-        means = [model.calibrated(part).mean for part in inputs.split(model.rows_at_once)]
-        return sign * _value(model.target, torch.cat(means), y)
+        mean = torch.cat([prediction.mean for prediction in _predictions(model, inputs)])
+        return sign * _value(model.target, mean, y)
 
     best = value(x)
     losses = {}

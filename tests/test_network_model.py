@@ -18,11 +18,11 @@ from dapcal.data import Labelled, split
 from dapcal.explain import explain
 from dapcal.gaussians import FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Bernoulli, Gaussian
+from dapcal.models import arrays, image_folders, load, network, writing
+from dapcal.models import factories as named_networks
+from dapcal.models.network import NetworkModel
+from dapcal.models.network_fitting import fit
 from dapcal.models.subject import Picture
-from dapcal.own import arrays, scores
-from dapcal.own import images as image_folders
-from dapcal.own import model as own_models
-from dapcal.own import networks as named_networks
 from dapcal.png import image_png
 from dapcal.report import write
 
@@ -41,8 +41,8 @@ def classifier(columns: int = 2, outputs: int = 2, width: int = 8) -> nn.Module:
 
 
 @pytest.fixture
-def own() -> own_models.OwnModel:
-    return own_models.fit([classifier()], labelled(120, 0), labelled(90, 1), classes=["no", "yes"], factory="nets:make")
+def own() -> NetworkModel:
+    return fit([classifier()], labelled(120, 0), labelled(90, 1), classes=["no", "yes"], factory="nets:make")
 
 
 # Arrays
@@ -205,9 +205,10 @@ def test_a_missing_pillow_is_named(tmp_path, monkeypatch):
 
 def test_a_file_gives_back_the_same_predictions_and_data(own, tmp_path):
     own.save(tmp_path / "m.dap")
-    again = own_models.load(tmp_path / "m.dap", classifier())
+    again = load(tmp_path / "m.dap", classifier())
     x = labelled(20, 2).x
-    assert torch.equal(again.predict(x.double()).probs, own.predict(x).probs)
+    assert torch.equal(again.calibrated(x).probs, own.calibrated(x).probs)
+    assert np.array_equal(again.columns(x.double())["probability"], own.calibrated(x).columns()["probability"])
     assert again.classes == ("no", "yes")
     assert (again.factory, again.task, again.input_shape) == ("nets:make", "classification", (2,))
     assert again.quality == own.quality
@@ -229,35 +230,35 @@ def test_quality_is_that_of_the_half_that_had_no_say(own):
 def test_progress_is_told_of_all_that_takes_long():
     seen: list[tuple[str, int, int]] = []
     model = classifier().train()
-    own_models.fit([model], labelled(600, 0), labelled(90, 1), progress=lambda *news: seen.append(news))
+    fit([model], labelled(600, 0), labelled(90, 1), progress=lambda *news: seen.append(news))
     assert model.training
     assert [stage for stage, done, total in seen if done == total] == ["curvature", "calibrating", "measuring"]
     assert ("curvature", 2, 3) in seen
 
 
 def test_large_data_are_not_kept_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_models, "KEPT_HELD_OUT", 30)
-    monkeypatch.setattr(own_models, "KEPT_BYTES", 1000)
-    own = own_models.fit([classifier()], labelled(120, 0), labelled(90, 1))
+    monkeypatch.setattr(network, "KEPT_HELD_OUT", 30)
+    monkeypatch.setattr(network, "KEPT_BYTES", 1000)
+    own = fit([classifier()], labelled(120, 0), labelled(90, 1))
     assert own.train is None
     assert len(own.held_out.x) == 30
     rows = [int((labelled(90, 1).x == x).all(1).nonzero()) for x in own.held_out.x]
     assert rows == sorted(rows)
     own.save(tmp_path / "m.dap")
-    again = own_models.load(tmp_path / "m.dap", classifier())
+    again = load(tmp_path / "m.dap", classifier())
     assert again.train is None
     with pytest.raises(ValueError, match="give them again"):
         again.subject("m.dap")
     assert len(again.subject("m.dap", train=labelled(120, 0)).train.x) == 120
-    monkeypatch.setattr(own_models, "KEPT_BYTES", 320)
-    assert len(own_models.fit([classifier()], labelled(120, 0), labelled(90, 1)).held_out.x) == 20
+    monkeypatch.setattr(network, "KEPT_BYTES", 320)
+    assert len(fit([classifier()], labelled(120, 0), labelled(90, 1)).held_out.x) == 20
 
 
 def test_one_logit_is_of_two_classes():
-    own = own_models.fit([classifier(outputs=1)], labelled(120, 0), labelled(90, 1))
+    own = fit([classifier(outputs=1)], labelled(120, 0), labelled(90, 1))
     assert isinstance(own.calibrated.posterior.likelihood, Bernoulli)
     assert own.classes == ("0", "1")
-    assert own.predict(labelled(5, 2).x).probs.shape == (5, 2)
+    assert own.columns(labelled(5, 2).x)["probability"].shape == (5, 2)
 
 
 def test_a_wide_last_layer_has_kronecker_factors():
@@ -266,15 +267,15 @@ def test_a_wide_last_layer_has_kronecker_factors():
 
 
 def _gaussian(model: nn.Module):
-    return own_models.fit([model], labelled(60, 0), labelled(60, 1)).calibrated.posterior.gaussian
+    return fit([model], labelled(60, 0), labelled(60, 1)).calibrated.posterior.gaussian
 
 
 def test_a_network_without_last_layer_needs_the_full_approximation():
     model = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 4, 2), nn.Tanh(), nn.Conv1d(4, 2, 3), nn.Flatten())
     train, held_out = labelled(80, 0, 4), labelled(60, 1, 4)
     with pytest.raises(ValueError, match="`laplace` takes all layers"):
-        own_models.fit([model], train, held_out)
-    assert own_models.fit([model], train, held_out, posterior="laplace").classes == ("0", "1")
+        fit([model], train, held_out)
+    assert fit([model], train, held_out, posterior="laplace").classes == ("0", "1")
 
 
 def test_several_targets_and_whole_numbers_as_targets(tmp_path):
@@ -282,17 +283,16 @@ def test_several_targets_and_whole_numbers_as_targets(tmp_path):
         x = labelled(90, seed).x
         return Labelled(x, torch.stack([x.sum(1), x[:, 0].round()], 1).double())
 
-    own = own_models.fit([classifier()], data(0), data(1))
+    own = fit([classifier()], data(0), data(1))
     assert own.task == "regression"
-    columns = scores.columns_of(own.predict(data(2).x), (), 0.95, 0.05)
-    with scores.writer(tmp_path / "s.csv", ()) as write_rows:
-        write_rows(columns)
+    with writing.writer(tmp_path / "s.csv", ()) as write_rows:
+        assert write_rows({}, own.columns(data(2).x)) == 90
     header = (tmp_path / "s.csv").read_text().splitlines()[0]
     assert header == (
         "prediction_0,prediction_1,lower_0,lower_1,upper_0,upper_1,epistemic_0,epistemic_1,aleatoric_0,aleatoric_1,"
         "distance,ood_score,ood_p_value,ood"
     )
-    counts = own_models.fit([classifier(outputs=1)], labelled(90, 0), labelled(90, 1), task="regression")
+    counts = fit([classifier(outputs=1)], labelled(90, 0), labelled(90, 1), task="regression")
     assert isinstance(counts.calibrated.posterior.likelihood, Gaussian)
 
 
@@ -310,11 +310,11 @@ def test_token_ids_stay_whole_numbers(tmp_path):
         ids = torch.randint(0, 20, (90, 5), generator=torch.Generator().manual_seed(seed))
         return Labelled(ids, (ids.sum(1) > 48).long())
 
-    own = own_models.fit([Tokens()], data(0), data(1))
+    own = fit([Tokens()], data(0), data(1))
     np.savez(tmp_path / "new.npz", x=data(2).x.numpy().astype(np.int32))
     inputs = own.inputs(tmp_path / "new.npz", 7)
     assert torch.equal(inputs, data(2).x[:7])
-    assert own.predict(inputs).probs.shape == (7, 2)
+    assert own.columns(inputs)["probability"].shape == (7, 2)
     assert own.show(inputs)[0]["x4"] == str(int(inputs[0, 4]))
 
 
@@ -337,7 +337,7 @@ def test_images_are_shown_as_pictures(tmp_path):
         x = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(seed))
         return Labelled(x, (x.mean((1, 2, 3)) > 0).long())
 
-    own = own_models.fit([nn.Sequential(nn.Flatten(), classifier(36))], data(0), data(1))
+    own = fit([nn.Sequential(nn.Flatten(), classifier(36))], data(0), data(1))
     low, high = own.shades
     assert (low, high) == (float(data(1).x.min()), float(data(1).x.max()))
     (shown,) = own.show(data(2).x[:1])
@@ -348,5 +348,5 @@ def test_images_are_shown_as_pictures(tmp_path):
     Image.fromarray(np.zeros((6, 6), np.uint8)).save(tmp_path / "a.png")
     with pytest.raises(ValueError, match="give an npz file"):
         own.inputs(tmp_path, 5)
-    pixels = own_models.OwnModel(own.calibrated, Labelled(data(1).x.sigmoid(), data(1).y), classes=own.classes)
+    pixels = NetworkModel(own.calibrated, Labelled(data(1).x.sigmoid(), data(1).y), classes=own.classes)
     assert torch.equal(pixels.inputs(tmp_path, 5), torch.zeros(1, 1, 6, 6))

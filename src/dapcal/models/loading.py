@@ -1,0 +1,38 @@
+"""A saved model of either kind, from one look at its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from dapcal import artifact
+from dapcal.models.model import NETWORK, TABLE, Model
+
+
+def load(path: str | Path, factory: nn.Module | str | None = None, device: str = "cpu") -> Model:
+    """Read what `dapcal fit`, `dapcal calibrate` or `Model.save` wrote.
+
+    Args:
+        path: the file.
+        factory: of a network's model, a network whose weights do not matter, or the name of what makes one
+            (package.module:factory). The name in the file is not heeded, as importing code that a file names would let
+            the file choose what runs.
+        device: where predictions run.
+    """
+    stored = artifact.open(path)
+    kind = stored.about.get("kind")
+    if kind == NETWORK:
+        from dapcal.models import network
+
+        return network.restored(stored, factory, device)
+    if kind != TABLE:
+        raise ValueError(
+            f"{path} was not made by `dapcal fit` or `dapcal calibrate`; load it in Python with "
+            "dapcal.load(path, model)"
+        )
+    if factory is not None:
+        raise ValueError(f"{path} is a table's model and needs no --model; leave it out")
+    from dapcal.models import table
+
+    return table.restored(stored, device)

@@ -1,0 +1,204 @@
+"""A calibrated model of a network that you have trained yourself: asked, saved and shown without further code.
+
+The file names the network's factory and never imports it: who loads the file gives the network again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dapcal import artifact
+from dapcal.artifact import Stored
+from dapcal.calibrate import Calibrated
+from dapcal.data import Labelled
+from dapcal.likelihoods import ClassLikelihood
+from dapcal.models import network_files
+from dapcal.models.columns import Columns, named
+from dapcal.models.factories import moved
+from dapcal.models.factories import network as made_by
+from dapcal.models.fields import Field, Task
+from dapcal.models.model import NETWORK, PLAIN, Reading, Source, Write, first_inputs
+from dapcal.models.subject import Axis, Picture, Row, Subject
+from dapcal.models.writing import writer
+from dapcal.png import image_png
+from dapcal.records import ALPHA, LEVEL
+
+KEPT_HELD_OUT = 2000
+KEPT_BYTES = 64 << 20  # of training data, and of held-out data
+_SHOWN = 16  # numbers of an input that is no image
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkModel:
+    """A calibrated network (a `dapcal.models.Model`).
+
+    Attributes:
+        calibrated: the calibrated posterior.
+        held_out: held-out data, at most `KEPT_HELD_OUT` inputs and `KEPT_BYTES`.
+        train: training data, None where they take more than `KEPT_BYTES`.
+        factory: the name that the network was made by, package.module:factory.
+        classes: their names; empty in regression.
+        quality: on held-out data that nothing was chosen on: accuracy or rmse, nll_before and nll_after the adjustment.
+        rows: places of `held_out` among all the held-out data of the calibration; None: it is all of them, in order.
+    """
+
+    calibrated: Calibrated
+    held_out: Labelled
+    train: Labelled | None = None
+    factory: str = ""
+    classes: tuple[str, ...] = ()
+    quality: dict[str, float] = field(default_factory=dict)
+    rows: Tensor | None = None
+
+    @property
+    def task(self) -> Task:
+        """What is predicted: classes or numbers."""
+        is_classes = isinstance(self.calibrated.posterior.likelihood, ClassLikelihood)
+        return "classification" if is_classes else "regression"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.calibrated.example.shape[1:])
+
+    def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
+        """Predictions at inputs (N, ...) by name, in one pass; inputs take the network's precision if they have one."""
+        inputs = x.to(self.calibrated.example.dtype) if x.is_floating_point() else x
+        return named(self.calibrated.batches(inputs, max(len(x), 1)), self.classes, level, alpha)
+
+    def read(self, path: Path, reading: Reading = PLAIN) -> Source:
+        """Inputs `x` of an npz file, or a folder of images."""
+        if reading.keep:
+            raise ValueError("--keep copies columns of a table, and this is a network's model; leave it out")
+        return network_files.read(path, reading, self.calibrated.example, self.shades)
+
+    def writer(self, path: Path) -> AbstractContextManager[Write]:
+        """Writes a CSV or npz file."""
+        return writer(path, self.classes)
+
+    def inputs(self, path: Path, most: int) -> Tensor:
+        """The first inputs of an npz file, or of a folder of images with pixels from 0 to 1."""
+        if path.is_dir() and self.shades != (0.0, 1.0):
+            raise ValueError(f"{path} is a folder, and the model's inputs are no pixels from 0 to 1; give an npz file")
+        example = self.calibrated.example
+        found = first_inputs(self.read(path), most)
+        return found.to(example) if path.is_dir() else found.to(example.device)
+
+    def fields(self) -> tuple[Field, ...]:
+        """One field, the network's input as nested lists."""
+        targets = self.held_out.y[0].numel()
+        if not self.classes and targets > 1:
+            raise ValueError(f"Expected one target to serve, got {targets}; use `dapcal predict` for several")
+        return (Field("x", "array", shape=self.input_shape),)
+
+    def encode(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Rows of a service, (N, ...)."""
+        return torch.tensor([row["x"] for row in rows], dtype=torch.float64).to(self.calibrated.example.dtype)
+
+    def save(self, path: str | Path) -> None:
+        """Write everything but the network's code to one file, complete or not at all."""
+        about = {
+            "kind": NETWORK,
+            "factory": self.factory,
+            "task": self.task,
+            "classes": list(self.classes),
+            "input_shape": list(self.input_shape),
+            "quality": self.quality,
+        }
+        attachments = {"held_out.x": self.held_out.x, "held_out.y": self.held_out.y}
+        if self.rows is not None:
+            attachments["held_out.rows"] = self.rows
+        if self.train is not None:
+            attachments |= {"train.x": self.train.x, "train.y": self.train.y}
+        artifact.save(self.calibrated, path, about, attachments)
+
+    def subject(
+        self, title: str, new: Tensor | None = None, new_name: str = "new data", train: Labelled | None = None
+    ) -> Subject:
+        """What a report is about.
+
+        Args:
+            title: of the page.
+            new: further inputs to report on.
+            new_name: what those are called.
+            train: the training data of the calibration, where the file has not kept them.
+        """
+        train = self.train if train is None else train
+        if train is None:
+            raise ValueError(
+                f"The training data take more than {KEPT_BYTES >> 20} MiB and were not kept with the model, so that "
+                "nothing can be shown beside them; calibrate with fewer, or give them again in Python (`train`)"
+            )
+        features = tuple(f"x{i}" for i in range(self.input_shape[0])) if len(self.input_shape) == 1 else ()
+        return Subject(
+            calibrated=self.calibrated,
+            train=on_device(train, self.calibrated.example.device),
+            held_out=self.held_out,
+            title=title,
+            target="class" if self.classes else "target",
+            show=self.show,
+            classes=self.classes,
+            features=features,
+            axes=(Axis("x0"), Axis("x1")) if len(features) == 2 else None,
+            new=new,
+            new_name=new_name,
+            judges=self._judges(),
+        )
+
+    def show(self, x: Tensor) -> list[Row | Picture]:
+        """Inputs (N, ...) as a person sees them: images of one or three channels as pictures, else numbers by name."""
+        if len(self.input_shape) == 3 and self.input_shape[0] in (1, 3) and x.is_floating_point():
+            low, high = self.shades
+            return [Picture(image_png(image, low, high)) for image in x]
+        return [{f"x{i}": f"{value:.4g}" for i, value in enumerate(row[:_SHOWN].tolist())} for row in x.flatten(1)]
+
+    @property
+    def shades(self) -> tuple[float, float]:
+        """Black and white: 0 and 1, or where held-out inputs go beyond these, their smallest and largest value."""
+        low, high = float(self.held_out.x.min()), float(self.held_out.x.max())
+        return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+    def _judges(self) -> Tensor | None:
+        """Places in `held_out` of those that p-values are read from, where only a sample is kept."""
+        judges = self.calibrated.judges
+        if judges is None or self.rows is None:
+            return None  # where all are kept, the calibration says it itself
+        found = torch.isin(self.rows.cpu(), judges.cpu()).nonzero().flatten()
+        return found if len(found) else None
+
+
+def restored(stored: Stored, factory: nn.Module | str | None, device: str = "cpu") -> NetworkModel:
+    """What `NetworkModel.save` wrote; `factory` as in `dapcal.models.load`."""
+    about, attachments = stored.about, stored.attachments
+    if factory is None:
+        raise ValueError(
+            f"{stored.path} holds no code: give its model, as when it was made, by --model {about['factory']!r}"
+        )
+    made = made_by(factory) if isinstance(factory, str) else factory
+    calibrated = stored.calibrated(moved(made, device))
+    sets = {
+        name: on_device(Labelled(attachments[f"{name}.x"], attachments[f"{name}.y"]), calibrated.example.device)
+        for name in ("held_out", "train")
+        if f"{name}.x" in attachments
+    }
+    return NetworkModel(
+        calibrated,
+        sets["held_out"],
+        sets.get("train"),
+        about["factory"],
+        tuple(about["classes"]),
+        about["quality"],
+        attachments.get("held_out.rows"),
+    )
+
+
+def on_device(data: Labelled, device: torch.device) -> Labelled:
+    """The data where a network is."""
+    return Labelled(data.x.to(device), data.y.to(device))

@@ -1,0 +1,232 @@
+"""A calibrated model of a table: rows with named columns in, predictions that know their distance out.
+
+rows ──encoder──► x ──calibrated──► Prediction ──target──► rows of predictions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from dapcal import artifact, recipes
+from dapcal.artifact import Stored
+from dapcal.calibrate import Calibrated
+from dapcal.data import Labelled, split
+from dapcal.models import table_files
+from dapcal.models.columns import Columns, flat, named
+from dapcal.models.fields import Field
+from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
+from dapcal.models.subject import Axis, Subject
+from dapcal.recipes import Recipe
+from dapcal.records import ALPHA, LEVEL
+from dapcal.tables.columns import LIMIT, Category, Number
+from dapcal.tables.descriptions import encoder_from_json, target_from_json
+from dapcal.tables.encoder import Encoded, Encoder
+from dapcal.tables.targets import Classes, Numbers, TaskName
+from dapcal.tables.writing import writer as table_writer
+
+_NUMBERS_AT_ONCE = 2**22  # outputs of all draws that a prediction holds at a time
+_NOT_WRITTEN = ("ood_score",)  # a p-value says it in a unit that people know
+_SETS = ("train", "held_out")
+
+
+class Predicted(NamedTuple):
+    """Predictions for the rows of a table, and what had to be made up for in them."""
+
+    table: pa.Table
+    encoded: Encoded
+
+
+@dataclass(frozen=True, eq=False)
+class TableModel:
+    """A calibrated posterior with the columns of its table (a `dapcal.models.Model`).
+
+    Attributes:
+        calibrated: predicts from encoded rows.
+        encoder: the columns.
+        target: classes, or the unit of numbers.
+        recipe: what the network looks like and how it was trained.
+        train: encoded training rows.
+        held_out: encoded held-out rows.
+        notes: what was decided on the way, in words.
+    """
+
+    calibrated: Calibrated
+    encoder: Encoder
+    target: Classes | Numbers
+    recipe: Recipe
+    train: Labelled
+    held_out: Labelled
+    notes: tuple[str, ...]
+
+    @property
+    def task(self) -> TaskName:
+        """What is predicted: classes or numbers."""
+        return "classification" if isinstance(self.target, Classes) else "regression"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names; empty in regression."""
+        return self.target.labels
+
+    def predict(self, table: pa.Table, *, level: float = LEVEL, alpha: float = ALPHA, first_row: int = 1) -> Predicted:
+        """Predictions for rows, in their order: one row out for one row in.
+
+        Columns: `prediction`; `probability_<class>` for every class, or `lower` and `upper`, the interval that holds
+        the target with probability `level`; `epistemic` and `aleatoric`, the two parts of the uncertainty (numbers:
+        standard deviations in the target's unit; classes: parts of 1 − Σ p²); `distance` from the training rows (0
+        within the radius); `ood_p_value`; `ood`, whether that is at most `alpha`.
+
+        Args:
+            table: rows with the columns of the training table, in any order.
+            level: of the intervals.
+            alpha: share of ordinary rows that may be called out of distribution.
+            first_row: what errors call the first row.
+        """
+        encoded = self.encoder(table, first_row)
+        return Predicted(self._table(self.columns(encoded.x, level=level, alpha=alpha)), encoded)
+
+    def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
+        """Predictions at encoded rows (N, P) by name, in the target's unit."""
+        columns = named(self.calibrated.batches(x, self.rows_at_once), self.classes, level, alpha)
+        if isinstance(self.target, Numbers):
+            for name in ("prediction", "lower", "upper"):
+                columns[name] = self.target.decode(torch.from_numpy(columns[name])).numpy()
+            for name in ("epistemic", "aleatoric"):
+                columns[name] = self.target.scale * columns[name].astype(float)
+        return columns
+
+    def read(self, path: Path, reading: Reading = PLAIN) -> Source:
+        """The rows of a file, encoded."""
+        given = reading.given("batch_size", "resize", "mean", "std")
+        if given:
+            raise ValueError(f"A table's model takes no {given} (they are for arrays and images); leave them out")
+        return table_files.read(self.encoder, path, reading.keep)
+
+    @contextmanager
+    def writer(self, path: Path) -> Iterator[Write]:
+        """Writes a CSV, TSV or Parquet file; a column beside the predictions that has the name of one gets a mark."""
+        with table_writer(path) as append:
+
+            def write(beside: Mapping[str, Any], columns: Columns) -> int:
+                table = _beside(beside, self._table(columns))
+                append(table)
+                return len(table)
+
+            yield write
+
+    def inputs(self, path: Path, most: int) -> Tensor:
+        """The first rows of a file, encoded, (at most `most`, P)."""
+        return first_inputs(self.read(path), most).to(self.train.x.device)
+
+    def fields(self) -> tuple[Field, ...]:
+        """A field for every column."""
+        return tuple(map(_field, self.encoder.columns))
+
+    def encode(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
+        """Rows of a service, (N, P)."""
+        types = {c.name: pa.float64() if isinstance(c, Number) else pa.string() for c in self.encoder.columns}
+        columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}
+        return self.encoder(pa.table(columns)).x
+
+    def halves(self) -> tuple[Labelled, Labelled]:
+        """Held-out rows: the half that stopped training and chose φ, and the one that p-values are read from."""
+        first, second = (self.held_out.subset(half.to(self.held_out.x.device)) for half in self._rows_of_halves())
+        return first, second
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to one file, training and held-out rows included (the report shows some of them)."""
+        about = {
+            "kind": TABLE,
+            "encoder": self.encoder.as_json(),
+            "target": self.target.as_json(),
+            "recipe": asdict(self.recipe),
+            "notes": list(self.notes),
+        }
+        sets = {"train": self.train, "held_out": self.held_out}
+        attachments = {f"{name}.{part}": getattr(data, part) for name, data in sets.items() for part in ("x", "y")}
+        artifact.save(self.calibrated, path, about, attachments)
+
+    def subject(self, title: str, new: Tensor | None = None, new_name: str = "new data") -> Subject:
+        """What a report is about; `new` are further encoded rows."""
+        numbers = self.target if isinstance(self.target, Numbers) else Numbers(0.0, 1.0)
+        return Subject(
+            calibrated=self.calibrated,
+            train=self.train,
+            held_out=self.held_out,
+            title=title,
+            target=self.encoder.target,
+            show=lambda x: list(self.encoder.decode(x)),
+            classes=self.classes,
+            unit=(numbers.center, numbers.scale),
+            features=self.encoder.names,
+            axes=self._axes(),
+            new=new,
+            new_name=new_name,
+            judges=self._rows_of_halves()[1],
+        )
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of one pass: memory grows with draws × rows × outputs."""
+        draws = max(self.recipe.draws, self.recipe.members)
+        return max(1, min(8192, _NUMBERS_AT_ONCE // (draws * outputs_of(self.target))))
+
+    def _rows_of_halves(self) -> tuple[Tensor, Tensor]:
+        chooses, judges = self.calibrated.chooses, self.calibrated.judges
+        if chooses is None or judges is None:  # a file of an earlier version, where the recipe's seed says it
+            return split(len(self.held_out.x), torch.Generator().manual_seed(self.recipe.seed))
+        return chooses, judges
+
+    def _table(self, columns: Columns) -> pa.Table:
+        """As it is written, one column a name."""
+        return pa.table({name: v for name, v in flat(columns, self.classes).items() if name not in _NOT_WRITTEN})
+
+    def _axes(self) -> tuple[Axis, Axis] | None:
+        """Of a table of two numbers and nothing else."""
+        columns = self.encoder.columns
+        if len(columns) != 2 or not all(isinstance(column, Number) and not column.missing for column in columns):
+            return None
+        one, two = (Axis(c.name, c.center, c.scale) for c in columns if isinstance(c, Number))
+        return one, two
+
+
+def restored(stored: Stored, device: str = "cpu") -> TableModel:
+    """What `TableModel.save` wrote."""
+    about, attachments = stored.about, stored.attachments
+    encoder, target = encoder_from_json(about["encoder"]), target_from_json(about["target"])
+    recipe = Recipe(**{**about["recipe"], "hidden": tuple(about["recipe"]["hidden"]), "device": device})
+    network = recipes.network(encoder.width, outputs_of(target), recipe).to(torch.device(device))
+    train, held_out = (
+        Labelled(attachments[f"{name}.x"].to(device), attachments[f"{name}.y"].to(device)) for name in _SETS
+    )
+    return TableModel(stored.calibrated(network), encoder, target, recipe, train, held_out, tuple(about["notes"]))
+
+
+def outputs_of(target: Classes | Numbers) -> int:
+    """C, of the network."""
+    return len(target.labels) or 1
+
+
+def _field(column: Number | Category) -> Field:
+    """A value may be missing in every column: the encoder says what takes its place. Its limit is the field's."""
+    if isinstance(column, Number):
+        reach = LIMIT * column.scale
+        bounds = (column.center - reach, column.center + reach)
+        return Field(column.name, "number", required=False, bounds=bounds)
+    return Field(column.name, "category", levels=column.levels, required=False)
+
+
+def _beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:
+    """Copied columns before the predictions; one of the same name as a prediction gets a mark."""
+    marked = {f"input_{name}" if name in predicted.column_names else name: values for name, values in kept.items()}
+    if len(marked) < len(kept):
+        raise ValueError("--keep would write two columns of one name (input_…); rename one in the table")
+    return pa.table({**marked, **dict(zip(predicted.column_names, predicted.columns, strict=True))})
