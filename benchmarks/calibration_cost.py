@@ -56,7 +56,7 @@ def main() -> None:
                 posterior,
                 train=train,
                 held_out=held_out,
-                ood=dapcal.ood_inputs.Hardest(),
+                ood=dapcal.calibration.inputs.Hardest(),
                 distance=dapcal.distances.Space(),
                 adjust=adjust,
                 candidates=100,

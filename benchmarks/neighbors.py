@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from dapcal.neighbors import TorchIndex
+from dapcal.distances.neighbors import TorchIndex
 
 
 def main() -> None:

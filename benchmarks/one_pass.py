@@ -22,12 +22,12 @@ from torch import Tensor, nn
 import dapcal
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import Features, Identity
 from dapcal.likelihoods import Categorical
-from dapcal.neighbors import TorchIndex
 from dapcal.networks import passes
 from dapcal.posteriors import ensemble, laplace
 from dapcal.posteriors import network as posterior_network
-from dapcal.projectors import Features, Identity
 
 
 def main() -> None:

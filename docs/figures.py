@@ -23,10 +23,10 @@ from torch import Tensor
 import dapcal
 from dapcal.adjust import Reweight, Transport
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.experiments.plots import BLUE, GREY, ORANGE, RED, calibration_panel, new_figure, style
 from dapcal.files import complete_or_absent
 from dapcal.predictive import Prediction
-from dapcal.projectors import Identity
 
 DOCS = Path(__file__).parent.resolve()
 

@@ -506,6 +506,6 @@ def test_outputs_with_logits(wrap):
         dapcal.posteriors.variational.fit(model, Categorical(), (x, y), epochs=2),
         train=(x, y),
         held_out=(x.flip(1), y),
-        distance=dapcal.distances.Space(dapcal.projectors.Features("classifier")),
+        distance=dapcal.distances.Space(dapcal.distances.projectors.Features("classifier")),
     )
     assert calibrated(x).probs.shape == (60, 3)

@@ -15,11 +15,11 @@ from torch.func import functional_call
 import dapcal
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.distances.projectors import Features, Identity, project
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import ensemble, laplace, samples, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.projectors import Features, Identity, project
 
 # with so few held-out inputs, networks that know nothing yet, and weights that are used where they do not say much
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")

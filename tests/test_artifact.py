@@ -20,16 +20,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dapcal
-from dapcal import artifact, saving, spaces
+from dapcal import artifact, saving
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
+from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
 from dapcal.distances import Space, hausdorff, mmd, nearest
+from dapcal.distances import choosing as spaces
+from dapcal.distances.projectors import Features, Identity, LayerFeatures, RandomFourier, Vae
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import dropout, gaussian, samples
 from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.predictive import Prediction
-from dapcal.projectors import Features, Identity, LayerFeatures, RandomFourier, Vae
-from dapcal.scales import Exp, ScaledSigmoid, Softplus
 from dapcal.types import Posterior
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")

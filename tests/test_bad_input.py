@@ -16,15 +16,15 @@ from torch.utils.data import DataLoader, TensorDataset
 import dapcal
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
+from dapcal.calibration.losses import EmpiricalBayes, LogMarginal, LogPredictive
+from dapcal.calibration.scales import ScaledSigmoid
 from dapcal.distances import Space, mmd, nearest
+from dapcal.distances.projectors import Features, Identity
 from dapcal.gaussians import FullGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.losses import EmpiricalBayes, LogMarginal, LogPredictive
 from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
-from dapcal.projectors import Features, Identity
-from dapcal.scales import ScaledSigmoid
 from dapcal.types import Posterior
 
 FAR = torch.tensor([[9.0, 9.0], [-8.0, 3.0]])
@@ -262,7 +262,7 @@ TABLE = [
     ("a guard that nothing meets", lambda: calibrate(guard=-1.0), ValueError,
      r"No φ keeps the held-out NLL within -1\.0 nats.*raise `guard`, or set guard=None"),
     ("a scale that reaches nothing", lambda: calibrate(scale=ScaledSigmoid(1e-12)), ValueError,
-     r"reaches no useful factors.*use a larger upper end or dapcal\.scales\.Exp\(\)"),
+     r"reaches no useful factors.*use a larger upper end or dapcal\.calibration\.scales\.Exp\(\)"),
     ("too few candidates", lambda: calibrate(candidates=1), ValueError, r"`candidates`"),
     ("temperature for a posterior of one's own", lambda: calibrate(Own(), temperature=True), TypeError,
      r"calibrate its likelihood before"),
@@ -346,7 +346,7 @@ def test_an_adjustment_that_only_sharpens_warns_at_the_lower_edge():
 
 
 def test_an_uninformative_distance_warns_and_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(dapcal.spaces, "THRESHOLD", 1.1)
+    monkeypatch.setattr(dapcal.distances.choosing, "THRESHOLD", 1.1)
     messages = caught_in(lambda: calibrate(distance=None))
     assert len(messages) == 1
     assert "No distance is informative on held-out inputs" in messages[0]

@@ -21,7 +21,7 @@ from dapcal.experiments.gap.batched import (
 from dapcal.likelihoods import Gaussian
 from dapcal.networks import layout_of
 from dapcal.posteriors import map as map_posterior
-from dapcal.posteriors.mean_field import divergence
+from dapcal.posteriors._training.mean_field import divergence
 from dapcal.posteriors.training import constant
 
 HIDDEN, BATCH = (6, 5), 16

@@ -14,18 +14,18 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import dapcal
 from dapcal.adjust import Inflate, Reweight, Transport
 from dapcal.calibrate import Calibrated
+from dapcal.calibration.gap import GapCrossValidation
+from dapcal.calibration.inputs import Around, Chosen, Given, Hardest, Misclassified
+from dapcal.calibration.losses import EmpiricalBayes, LogMarginal, LogPredictive, Loss, Target
+from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
+from dapcal.calibration.search import Point, search
 from dapcal.data import Labelled, split
 from dapcal.distances import Space
-from dapcal.gap import GapCrossValidation
+from dapcal.distances.projectors import Features, Identity
 from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
-from dapcal.losses import EmpiricalBayes, LogMarginal, LogPredictive, Loss, Target
-from dapcal.ood_inputs import Around, Chosen, Given, Hardest, Misclassified
 from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
-from dapcal.projectors import Features, Identity
-from dapcal.scales import Exp, ScaledSigmoid, Softplus
-from dapcal.search import Point, search
 from dapcal.types import Posterior
 
 CENTERS = torch.tensor([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
@@ -596,7 +596,7 @@ def test_unknown_classes_may_be_ood_inputs():
 
 @pytest.mark.filterwarnings("ignore:No distance improves")
 def test_the_log_predictive_is_read_on_all_held_out_inputs_by_default():
-    assert calibrate(ood=None, loss=dapcal.losses.LogPredictive()).notes[-1] == "calibrated on all held-out inputs"
+    assert calibrate(ood=None, loss=LogPredictive()).notes[-1] == "calibrated on all held-out inputs"
 
 
 def test_a_calibrated_posterior_has_a_short_repr():

@@ -32,16 +32,16 @@ import dapcal
 from dapcal.adjust import ClosedForm, Inflate, MomentMatched, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.distances.projectors import Features, Identity
 from dapcal.ensembles import seen
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MeanAndNoise, NoiseHead
-from dapcal.linear import LastLayer, Linearised
 from dapcal.posteriors import dropout, ensemble, gaussian, hmc, laplace, samples, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors.linear import LastLayer, Linearised
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.predictive import Prediction
-from dapcal.projectors import Features, Identity
 from dapcal.types import Ensemble, Posterior
 
 pytestmark = [

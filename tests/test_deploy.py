@@ -16,10 +16,10 @@ from dapcal import deploy
 from dapcal.adjust import Inflate, Reweight
 from dapcal.deploy import programs, spaces
 from dapcal.distances import Space, hausdorff, nearest
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import Features, Identity, RandomFourier
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.neighbors import TorchIndex
 from dapcal.posteriors import dropout, ensemble, gaussian, laplace
-from dapcal.projectors import Features, Identity, RandomFourier
 from dapcal.types import DapcalWarning
 
 onnx = pytest.importorskip("onnx")

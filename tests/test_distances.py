@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist, directed_hausdorff
 from torch import Tensor
 
 from dapcal.distances import Distance, FittedSpace, Radius, Space, fit_distance, fit_radius, hausdorff, mmd, nearest
-from dapcal.projectors import Identity
+from dapcal.distances.projectors import Identity
 from dapcal.types import DapcalWarning
 
 METRICS = {"nearest": nearest, "5th": partial(nearest, k=5), "hausdorff": hausdorff, "mmd": mmd}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
+from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
 from dapcal.ensembles import base_ensemble
-from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.9)

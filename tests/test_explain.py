@@ -12,8 +12,8 @@ from torch.testing import assert_close
 import report_cases
 from cases import doubles
 from dapcal.distances import Distance, FittedSpace, mmd, nearest
+from dapcal.distances.projectors import Identity, project
 from dapcal.explain import explain, explainer
-from dapcal.projectors import Identity, project
 
 
 @pytest.fixture(scope="module")

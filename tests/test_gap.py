@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import dapcal
+from dapcal.calibration.gap import GapCrossValidation, gap_split
 from dapcal.distances import Space
-from dapcal.gap import GapCrossValidation, gap_split
+from dapcal.distances.projectors import Identity
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import samples
-from dapcal.projectors import Identity
 
 
 def ensemble(x: Tensor, y: Tensor, members: int = 12):

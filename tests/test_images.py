@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dapcal import calibrate
+from dapcal.calibration.search import Curve, search
 from dapcal.experiments.images import bench as image_bench
 from dapcal.experiments.images import measurement
 from dapcal.experiments.images import methods as image_methods
@@ -27,8 +28,7 @@ from dapcal.experiments.images.methods import PARTS, Answer, Fitted, Method, dou
 from dapcal.experiments.images.run import run_task
 from dapcal.experiments.images.tasks import FASHION_MNIST, MNIST, lenet, mlp
 from dapcal.experiments.records import Outcome, Run
-from dapcal.search import Curve, search
-from dapcal.spaces import auroc
+from dapcal.ranks import auroc
 from image_cases import TASK, convolutions, noise
 
 pytestmark = [

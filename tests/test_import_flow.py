@@ -31,15 +31,11 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
         "networks": ("dapcal.networks",),
     },
     {"outputs": ("dapcal.moments", "dapcal.diagnostics", "dapcal.predictive")},
-    {"types": ("dapcal.types", "dapcal.ensembles")},
-    {"posteriors": ("dapcal.posteriors", "dapcal.linear")},
-    {"distances": ("dapcal.distances", "dapcal.projectors", "dapcal.neighbors", "dapcal.spaces", "dapcal.ood_inputs")},
+    {"types": ("dapcal.types", "dapcal.ensembles", "dapcal.hardest")},
+    {"posteriors": ("dapcal.posteriors",)},
+    {"distances": ("dapcal.distances", "dapcal.ranks")},
     {"adjust": ("dapcal.adjust",)},
-    {
-        "calibration": (
-            "dapcal.calibration", "dapcal.evidence", "dapcal.gap", "dapcal.losses", "dapcal.scales", "dapcal.search",
-        ),
-    },
+    {"calibration": ("dapcal.calibration",)},
     {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
     {"calibrate": ("dapcal.calibrate", "dapcal.artifact")},
     {
@@ -47,6 +43,12 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
         "detectors": ("dapcal.detectors",),
         "metrics": ("dapcal.metrics",),
         "explain": ("dapcal.explain",),
+    },
+    {
+        "old names": (
+            "dapcal.renamed", "dapcal.gap", "dapcal.losses", "dapcal.neighbors", "dapcal.ood_inputs",
+            "dapcal.projectors", "dapcal.scales", "dapcal.spaces",
+        ),
     },
     {"public list": ("dapcal.__init__",)},
     {"tables": ("dapcal.tables",)},

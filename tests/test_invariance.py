@@ -16,13 +16,13 @@ from dapcal import networks
 from dapcal.adjust import Inflate, Reweight, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space, hausdorff, mmd, nearest
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import Features, Identity, RandomFourier, Vae, project
 from dapcal.likelihoods import Categorical, Gaussian
-from dapcal.neighbors import TorchIndex
 from dapcal.posteriors import gaussian, network, samples
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.predictive import Prediction
-from dapcal.projectors import Features, Identity, RandomFourier, Vae, project
 
 pytestmark = pytest.mark.filterwarnings("ignore:The importance weights have collapsed")
 
@@ -155,7 +155,8 @@ def test_predictions_do_not_depend_on_the_size_of_forward_passes(adjust, batch_s
     own = replace(calibrated(), adjust=ADJUSTMENTS[adjust])
     whole = parts(own(X))
     monkeypatch.setattr(network, "evaluate", functools.partial(networks.evaluate, batch_size=batch_size))
-    monkeypatch.setattr(dapcal.distances, "project", functools.partial(project, batch_size=batch_size))
+    monkeypatch.setattr(networks.passes, "BATCH", batch_size)
+    monkeypatch.setattr(dapcal.distances.spaces, "project", functools.partial(project, batch_size=batch_size))
     assert_close(parts(own(X)), whole)
 
 
@@ -163,7 +164,7 @@ def test_predictions_do_not_depend_on_the_size_of_forward_passes(adjust, batch_s
 def test_predictions_do_not_depend_on_the_memory_of_forward_passes(adjust, monkeypatch):
     own = replace(calibrated(), adjust=ADJUSTMENTS[adjust])
     whole = parts(own(X))
-    monkeypatch.setattr(networks, "MEMORY", 1)  # one draw at a time
+    monkeypatch.setattr(networks.evaluation, "MEMORY", 1)  # one draw at a time
     assert_close(parts(own(X)), whole)
 
 
@@ -191,7 +192,8 @@ def test_calibration_does_not_depend_on_the_memory_of_the_search(metric):
 def test_calibration_does_not_depend_on_the_size_of_forward_passes(batch_size, monkeypatch):
     whole = calibrate(make_posterior())
     monkeypatch.setattr(network, "evaluate", functools.partial(networks.evaluate, batch_size=batch_size))
-    monkeypatch.setattr(dapcal.distances, "project", functools.partial(project, batch_size=batch_size))
+    monkeypatch.setattr(networks.passes, "BATCH", batch_size)
+    monkeypatch.setattr(dapcal.distances.spaces, "project", functools.partial(project, batch_size=batch_size))
     pieces = calibrate(make_posterior())
     assert pieces.phi == pytest.approx(whole.phi, rel=1e-6)
     torch.testing.assert_close(pieces.curve.nll, whole.curve.nll, rtol=TOLERANCE, atol=TOLERANCE)

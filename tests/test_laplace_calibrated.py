@@ -14,8 +14,8 @@ from torch import Tensor
 import dapcal
 from dapcal.adjust import Inflate, Reweight, Transport
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.likelihoods import Categorical, Gaussian
-from dapcal.projectors import Identity
 from laplace_cases import (
     KINDS,
     LEARNT,

@@ -11,10 +11,10 @@ from torch import Tensor, distributions, nn
 import dapcal
 from dapcal.adjust import Inflate, Reweight, SelfNormalised
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MeanAndNoise, NoiseHead
 from dapcal.posteriors import samples
-from dapcal.projectors import Identity
 from dapcal.types import Conditional, Ensemble
 
 S, N = 6, 5
@@ -421,7 +421,7 @@ def test_a_likelihood_of_ones_own(adjust, deviation, surprise):
         ood=(far, (surprise * (0.5 * far.sum(1) + 1).exp()).round()),
         distance=Space(Identity(), radius=0.9, name="inputs"),
         adjust=adjust,
-        loss=dapcal.losses.LogPredictive(),
+        loss=dapcal.calibration.losses.LogPredictive(),
     )
     x = torch.cat([far, train[0][:5]])
     prediction = calibrated(x)

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from cases import doubles
-from dapcal import linear, moments
+from dapcal import moments
 from dapcal.adjust import Inflate, Transport
 from dapcal.ensembles import closed_ensemble, seen
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MeanAndNoise, NoiseHead
-from dapcal.linear import LastLayer, Linearised
 from dapcal.moments import OutputMoments, Profile, joined, make_pieces
-from dapcal.posteriors import curvature_sums, gaussian, laplace
+from dapcal.posteriors import gaussian, laplace, linear
+from dapcal.posteriors._curvature import sums as curvature_sums
+from dapcal.posteriors.linear import LastLayer, Linearised
 from dapcal.prior import make_prior
 
 STRUCTURES = {"full": laplace.Full, "kronecker": laplace.Kronecker, "diagonal": laplace.Diagonal}

@@ -11,9 +11,9 @@ from scipy.special import softmax
 from torch import nn
 
 from dapcal.adjust import Inflate, Transport
+from dapcal.calibration.losses import EmpiricalBayes, LogMarginal, LogPredictive, Problem, Target
 from dapcal.data import Labelled
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.losses import EmpiricalBayes, LogMarginal, LogPredictive, Problem, Target
 from dapcal.posteriors import gaussian, samples
 from dapcal.posteriors.predictions import StackedPredictions
 

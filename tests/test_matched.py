@@ -16,11 +16,11 @@ from dapcal.adjust import Reweight, Transport, matched
 from dapcal.adjust.matched import MomentMatched
 from dapcal.diagnostics import effective_sample_size, pareto_k, pareto_smooth, total_weight
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import gaussian, map, samples
 from dapcal.posteriors.predictions import StackedPredictions
-from dapcal.projectors import Identity
 
 LIKELIHOODS = [(Categorical(), 3), (Bernoulli(), 1), (Gaussian(0.3), 2), (NoiseHead(), 4)]
 TARGETS = Gaussian(0.5)

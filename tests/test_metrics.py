@@ -12,7 +12,7 @@ import torch
 from torchmetrics import functional as peer
 
 from cases import doubles
-from dapcal import metrics, spaces
+from dapcal import metrics, ranks
 
 
 @pytest.fixture(params=["continuous", "tied"])
@@ -42,7 +42,7 @@ def test_auroc_counts_pairs(scores):
     pairs = (outside[:, None] > inside).double() + 0.5 * (outside[:, None] == inside)
     found = metrics.detection(inside, outside).auroc
     assert found == pytest.approx(float(pairs.mean()), abs=1e-12)
-    assert found == pytest.approx(spaces.auroc(outside, inside), abs=1e-12)
+    assert found == pytest.approx(ranks.auroc(outside, inside), abs=1e-12)
 
 
 def test_average_precision_of_both_classes_is_that_of_torchmetrics(scores):

@@ -51,9 +51,9 @@ def given(kind: str) -> tuple[Path, str, list[str]]:
 @pytest.mark.parametrize("command", ["predict", "report", "explain", "serve"])
 def test_a_command_reads_its_artefact_once(command: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     reads, digests = [], []
-    honest, hashed = artifact._read, artifact._digest
+    honest, hashed = artifact._read, artifact.digest
     monkeypatch.setattr(artifact, "_read", lambda path: reads.append(path) or honest(path))
-    monkeypatch.setattr(artifact, "_digest", lambda *parts: digests.append(1) or hashed(*parts))
+    monkeypatch.setattr(artifact, "digest", lambda *parts: digests.append(1) or hashed(*parts))
     monkeypatch.setattr(dapcal.serve, "run", lambda *arguments: None)
     model, data, options = given(kind)
     arguments = {

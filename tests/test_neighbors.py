@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from dapcal.neighbors import TorchIndex
+from dapcal.distances.neighbors import TorchIndex
 
 
 def oracle(train: torch.Tensor, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -125,7 +125,7 @@ def test_batches_change_nothing(case, batch_size):
 def test_memory_changes_nothing(monkeypatch):
     model, draws, shared, x = setting("mlp", draws=7)
     expected = evaluate(model, draws, shared, x)
-    monkeypatch.setattr(networks, "MEMORY", 1)  # one draw at a time
+    monkeypatch.setattr(networks.evaluation, "MEMORY", 1)  # one draw at a time
     torch.testing.assert_close(evaluate(model, draws, shared, x), expected)
 
 

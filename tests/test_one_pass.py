@@ -10,10 +10,10 @@ from torch import nn
 
 import dapcal
 from dapcal.distances import Space
+from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import entering, layer_input, shared
 from dapcal.posteriors import ensemble, laplace, variational
-from dapcal.projectors import Features, Identity, LayerFeatures, project
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")
 SPACES = (Space(Features(), name="features"), Space(Features(unit=True), name="normalised"), Space(Identity()))

@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy.spatial import Delaunay
 
+from dapcal.calibration.inputs import Around, Given, Hardest, Misclassified
 from dapcal.data import Labelled
 from dapcal.ensembles import evaluated
 from dapcal.likelihoods import Categorical, Gaussian
-from dapcal.ood_inputs import Around, Given, Hardest, Misclassified
 from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.types import DapcalWarning
 

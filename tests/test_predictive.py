@@ -17,12 +17,12 @@ from cases import ADJUSTMENTS
 from dapcal.adjust import Reweight, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead
 from dapcal.posteriors import gaussian
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.predictive import Prediction
-from dapcal.projectors import Identity
 
 pytestmark = pytest.mark.filterwarnings("ignore:The importance weights have collapsed")
 

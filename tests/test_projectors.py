@@ -10,12 +10,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from dapcal.likelihoods import Categorical, MeanAndNoise, NoiseHead
-from dapcal.neighbors import TorchIndex
-from dapcal.networks import last_linear
-from dapcal.posteriors import gaussian, predictions
-from dapcal.posteriors import map as map_posterior
-from dapcal.projectors import (
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import (
     Features,
     Identity,
     LayerFeatures,
@@ -25,6 +21,10 @@ from dapcal.projectors import (
     median_distance,
     project,
 )
+from dapcal.likelihoods import Categorical, MeanAndNoise, NoiseHead
+from dapcal.networks import last_linear
+from dapcal.posteriors import gaussian, predictions
+from dapcal.posteriors import map as map_posterior
 
 
 class HeadFirst(nn.Module):

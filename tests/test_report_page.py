@@ -18,6 +18,7 @@ import report_cases
 from cases import doubles
 from dapcal import calibrate
 from dapcal.adjust import Reweight
+from dapcal.calibration.scales import ScaledSigmoid
 from dapcal.data import Labelled
 from dapcal.explain import Answer
 from dapcal.likelihoods import Categorical
@@ -29,7 +30,6 @@ from dapcal.report.kit.numbers import number, percent
 from dapcal.report.kit.svg import Plot, Scale
 from dapcal.report.questions import accuracy, away_from_data, highest_scores, how_sure, phi, plane, weights
 from dapcal.report.questions.how_sure import LEVELS
-from dapcal.scales import ScaledSigmoid
 from dapcal.types import DapcalWarning
 
 

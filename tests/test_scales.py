@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.special import expit, softplus
 
-from dapcal.scales import Exp, ScaledSigmoid, Softplus
+from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
 
 SCALES = [Exp(), Softplus(), ScaledSigmoid(2.5)]
 PHI = torch.linspace(-12, 12, 97, dtype=torch.float64)

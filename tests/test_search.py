@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dapcal.scales import Exp, ScaledSigmoid, Softplus
-from dapcal.search import Point, search
+from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
+from dapcal.calibration.search import Point, search
 from dapcal.types import DapcalWarning
 
 

@@ -12,10 +12,11 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from dapcal.data import Labelled
+from dapcal.distances.choosing import informative
+from dapcal.distances.projectors import Features, Identity
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import gaussian, predictions, samples
-from dapcal.projectors import Features, Identity
-from dapcal.spaces import auroc, informative
+from dapcal.ranks import auroc
 from dapcal.types import DapcalWarning
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases import Fragile, Killed, doubles
 from dapcal.detectors import due, duq, sngp
-from dapcal.projectors import FourierFeatures
+from dapcal.distances.projectors import FourierFeatures
 
 FITS = {
     "sngp": partial(sngp.fit, dimension=256),

@@ -23,8 +23,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from cases import Killed
 from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian
-from dapcal.posteriors import checkpoints, variational
 from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors import variational
+from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors.training import Training, constant
 from dapcal.progress import Bar, Epoch, told
 from dapcal.types import DapcalWarning

@@ -17,7 +17,7 @@ from dapcal.likelihoods import Categorical
 from dapcal.networks import frozen_copy
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
-from dapcal.posteriors.flipout import Flipout
+from dapcal.posteriors._training.flipout import Flipout
 from dapcal.types import DapcalWarning
 
 

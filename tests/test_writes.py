@@ -20,7 +20,7 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/experiments/runner.py": {"run_and_write"},
     "src/dapcal/experiments/gap/experiment.py": {"_train"},
     "src/dapcal/models/writing.py": {"writer"},
-    "src/dapcal/posteriors/checkpoints.py": {"write"},
+    "src/dapcal/posteriors/_training/checkpoints.py": {"write"},
     "src/dapcal/tables/writing.py": {"writer"},
 }
 HELPERS = {  # functions that are handed the part file of one of those

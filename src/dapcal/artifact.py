@@ -23,24 +23,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dapcal import (
-    adjust,
-    distances,
-    evidence,
-    gaussians,
-    likelihoods,
-    linear,
-    neighbors,
-    networks,
-    prior,
-    projectors,
-    scales,
-    search,
-)
-from dapcal.adjust import reweight
+from dapcal import likelihoods, networks, prior
+from dapcal.adjust import inflate, matched, reweight, transport
 from dapcal.calibrate import Calibrated
+from dapcal.calibration import ood_score, scales, search
+from dapcal.distances import metrics, neighbors, projectors, radius, spaces
+from dapcal.gaussians import diagonal, full, kronecker, low_rank
 from dapcal.networks import frozen_copy
-from dapcal.posteriors import dropout, network, predictions
+from dapcal.posteriors import dropout, linear, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.saving import ATTACHED, FORMAT, VERSION, digest, save
@@ -49,8 +39,9 @@ from dapcal.storing import Stores
 __all__ = ["Stored", "load", "open", "save"]
 
 ROOMS: tuple[ModuleType, ...] = (
-    sys.modules[Calibrated.__module__], network, dropout, predictions, networks, prior, linear, adjust, reweight,
-    distances, neighbors, evidence, gaussians, likelihoods, projectors, scales, search,
+    sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, prior, likelihoods,
+    inflate, reweight, matched, transport, spaces, metrics, neighbors, projectors, radius, ood_score, scales, search,
+    diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""
 

@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 from dapcal.adjust import Inflate
+from dapcal.calibration.inputs import Chosen, Given, OODInputs
+from dapcal.calibration.losses import Loss, Problem, Target
+from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
+from dapcal.calibration.scales import Exp
+from dapcal.calibration.search import Curve, Point, search
 from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
+from dapcal.distances.choosing import Measured, measure
+from dapcal.distances.projectors import LayerFeatures
 from dapcal.ensembles import Evaluated, outputs_with_spread, read_by, seen
 from dapcal.errors import NothingToCalibrate
-from dapcal.evidence import Evidence, fit_evidence, pieces_of
 from dapcal.likelihoods import Likelihood
-from dapcal.losses import Loss, Problem, Target
 from dapcal.moving import moved
 from dapcal.networks import shared
-from dapcal.ood_inputs import Chosen, Given, OODInputs
 from dapcal.predictive import Prediction, joined
-from dapcal.projectors import LayerFeatures
 from dapcal.saving import save
-from dapcal.scales import Exp
-from dapcal.search import Curve, Point, search
-from dapcal.spaces import Measured, measure
 from dapcal.storing import Stores
 from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Scale
 
@@ -64,11 +64,11 @@ def calibrate(
         train: the data it was fitted to, whose inputs distances are measured from.
         held_out: in-distribution data it was not fitted to. Half of it (by `seed`) chooses φ, radius and scales,
             the other half gives p-values. A hundred or more are a good start.
-        ood: calibration inputs: a tensor, data with targets, or one of `dapcal.ood_inputs`. By default the
+        ood: calibration inputs: a tensor, data with targets, or one of `dapcal.calibration.inputs`. By default the
             misclassified held-out inputs (the hardest 30 % in regression, or if fewer than 10 are wrong).
         distance: where distances are measured; several spaces count by the largest. By default features and inputs,
-            each where it is informative, outside the 90 % radius. What `dapcal.spaces.informative` has found on the
-            same training inputs serves again, e.g. for another adjustment.
+            each where it is informative, outside the 90 % radius. What `dapcal.distances.informative` has found on
+            the same training inputs serves again, e.g. for another adjustment.
         adjust: how the posterior is adjusted; by default `Inflate()`. `Reweight()` is the paper.
         loss: what φ minimises; by default `Target()`, the paper's.
         guard: nats by which the held-out negative log-likelihood may rise, its standard error included (so few

@@ -12,10 +12,10 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.data import check_inputs
 from dapcal.distances import FittedSpace
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import Identity, project
 from dapcal.likelihoods import ClassLikelihood
-from dapcal.neighbors import TorchIndex
 from dapcal.predictive import Prediction
-from dapcal.projectors import Identity, project
 from dapcal.types import LEVEL, NeighborIndex
 
 _ORDINARY = 0.05  # chance that a training input itself has any far column, about

@@ -14,11 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dapcal.calibration.ood_score import Evidence
 from dapcal.distances import Distance
-from dapcal.evidence import Evidence
+from dapcal.distances.projectors import LayerFeatures
 from dapcal.files import complete_or_absent
 from dapcal.networks import same_weights
-from dapcal.projectors import LayerFeatures
 from dapcal.storing import Stores
 from dapcal.types import Posterior
 

@@ -14,7 +14,7 @@ from torch import nn
 import dapcal
 from dapcal.adapters.bayesian_torch import from_mean_field, plain_network
 from dapcal.likelihoods import Categorical, Gaussian
-from dapcal.posteriors.mean_field import divergence
+from dapcal.posteriors._training.mean_field import divergence
 
 PRIOR = {
     "prior_mu": 0.0,

@@ -16,10 +16,10 @@ from transformers import (
 
 import dapcal
 from dapcal.distances import Space
+from dapcal.distances.projectors import Features
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import gaussian, samples, variational
 from dapcal.posteriors import map as map_posterior
-from dapcal.projectors import Features
 
 END, WORDS = 2, 40
 

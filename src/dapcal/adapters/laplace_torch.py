@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from dapcal.gaussians import Block, DiagonalGaussian, FullGaussian, Gaussian, KroneckerGaussian
 from dapcal.likelihoods import Categorical, Likelihood
 from dapcal.likelihoods import Gaussian as GaussianLikelihood
-from dapcal.linear import LastLayer, Linear, Linearised
 from dapcal.networks import layout_of
+from dapcal.posteriors.linear import LastLayer, Linear, Linearised
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.adjust import Inflate
+from dapcal.calibration.ood_score import Evidence, pieces_of
 from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
-from dapcal.evidence import Evidence, pieces_of
+from dapcal.distances.projectors import LayerFeatures
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead, Unconditional
 from dapcal.predictive import Prediction
-from dapcal.projectors import LayerFeatures
 
 LIKELIHOODS = (Categorical, Bernoulli, Gaussian, NoiseHead)
 

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from dapcal.calibration.ood_score import Evidence
 from dapcal.distances import Distance
-from dapcal.evidence import Evidence
 from dapcal.types import Adjustment, Posterior
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.linear import LastLayer, layer_index
 from dapcal.moments import OutputMoments
 from dapcal.networks import as_tensor, dense_chain, one_column
+from dapcal.posteriors.linear import LastLayer, layer_index
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import Posterior
 

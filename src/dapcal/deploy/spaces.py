@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.distances import FittedSpace, NearestNeighbor
-from dapcal.neighbors import TorchIndex
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import FourierFeatures, Identity, LayerFeatures, features_of
 from dapcal.networks import entering, frozen_copy, same_weights, unfused
-from dapcal.projectors import FourierFeatures, Identity, LayerFeatures, features_of
 
 BLOCK = 2**14  # training points whose products with a batch are in memory at once
 MORE = 8  # candidates beyond the k-th: rounding may have put them in a wrong order
@@ -66,7 +66,7 @@ def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Modul
         if network is None or not same_weights(projector.network, network):
             raise ValueError(
                 f"Expected the features of space `{space.name}` from the posterior's own network, got another; "
-                "calibrate with dapcal.projectors.Features, or predict with calibrated(x)"
+                "calibrate with dapcal.distances.projectors.Features, or predict with calibrated(x)"
             )
         return Features(projector)
     raise TypeError(

@@ -17,7 +17,7 @@ from dapcal.detectors.knn import check_neighbours
 from dapcal.detectors.layers import outputs_of, spread_out, weight_layers
 from dapcal.detectors.logits import entropy_of
 from dapcal.detectors.temperature import best_temperature
-from dapcal.neighbors import TorchIndex
+from dapcal.distances.neighbors import TorchIndex
 
 LEAST = 1e-3  # of the offset w_0: the temperature stays above it
 

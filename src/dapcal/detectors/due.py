@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from dapcal.data import Data, Labelled, gather, in_memory, size
 from dapcal.detectors.spectral import normalised, plain
+from dapcal.distances.projectors import project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
-from dapcal.posteriors import checkpoints
-from dapcal.posteriors.entry import check
-from dapcal.posteriors.joint import training_mode
-from dapcal.posteriors.runs import minimise
+from dapcal.posteriors._training import checkpoints
+from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.log_joint import training_mode
+from dapcal.posteriors._training.runs import minimise
 from dapcal.posteriors.training import Options, Training
-from dapcal.projectors import project
 
 BATCH = 512  # inputs per forward pass
 SAMPLE = 1000  # training inputs whose features start the inducing points and the length scale

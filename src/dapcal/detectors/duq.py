@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss, one_hot
 
 from dapcal.data import Data, Labelled, gather, in_memory
+from dapcal.distances.projectors import project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
-from dapcal.posteriors import checkpoints
-from dapcal.posteriors.entry import check
-from dapcal.posteriors.joint import training_mode
-from dapcal.posteriors.runs import run
+from dapcal.posteriors._training import checkpoints
+from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.log_joint import training_mode
+from dapcal.posteriors._training.runs import run
 from dapcal.posteriors.training import Options, Training, schedule_of
-from dapcal.projectors import project
 
 BATCH = 512  # inputs per forward pass
 

@@ -13,8 +13,8 @@ from dapcal.detectors.activations import BATCH, Activations, Classifier, batchwi
 from dapcal.detectors.knn import check_neighbours
 from dapcal.detectors.layers import outputs_of, weight_layers
 from dapcal.detectors.logits import entropy_of
-from dapcal.neighbors import TorchIndex
-from dapcal.projectors import median_distance
+from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances.projectors import median_distance
 
 NOISE = 1e-6  # on the kernel's diagonal of ones: duplicates do not stop a Cholesky factor
 

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from dapcal.data import Data
 from dapcal.detectors.activations import BATCH, Activations, Classifier, training_of
-from dapcal.neighbors import TorchIndex
+from dapcal.distances.neighbors import TorchIndex
 
 
 def fit(network: nn.Module, train: Data, *, k: int = 50, unit: bool = True, batch_size: int = BATCH) -> KNN:

@@ -13,7 +13,7 @@ from dapcal.data import Data, check_inputs, gather
 from dapcal.detectors.activations import BATCH, batchwise, frozen, logits_of
 from dapcal.detectors.logits import doubt, margin
 from dapcal.networks import backward_in_evaluation
-from dapcal.spaces import auroc
+from dapcal.ranks import auroc
 
 TEMPERATURES = (1.0, 10.0, 100.0, 300.0, 500.0, 1000.0)
 EPSILONS = tuple(round(0.001 + 0.017 * step, 3) for step in range(30))  # 0.001 to 0.494

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 import torch
 
+from dapcal.calibration.search import Curve
 from dapcal.posteriors.training import Progress
 from dapcal.progress import Stages
-from dapcal.search import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from dapcal.networks import (
     one_column,
     split_state,
 )
-from dapcal.posteriors.entry import check
+from dapcal.posteriors._training.entry import check
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 from dapcal.records import DapcalWarning

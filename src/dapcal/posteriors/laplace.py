@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from dapcal.data import Data, in_memory
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.linear import LastLayer, Linear, Linearised
 from dapcal.networks import (
     checked_outputs,
     first_input,
@@ -28,13 +27,14 @@ from dapcal.networks import (
     parameter_name,
     split_state,
 )
-from dapcal.posteriors import curvature_sums
-from dapcal.posteriors.curvature import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
-from dapcal.posteriors.curvature_sums import Setting
-from dapcal.posteriors.entry import check
+from dapcal.posteriors._curvature import sums as curvature_sums
+from dapcal.posteriors._curvature.prior_scale import HeldOut, MarginalLikelihood, ScaleChoice
+from dapcal.posteriors._curvature.structures import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
+from dapcal.posteriors._curvature.sums import Setting
+from dapcal.posteriors._training.entry import check
 from dapcal.posteriors.gaussian import choose
+from dapcal.posteriors.linear import LastLayer, Linear, Linearised
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.prior_scale import HeldOut, MarginalLikelihood, ScaleChoice
 from dapcal.prior import Aware, make_prior
 
 __all__ = [

@@ -11,10 +11,10 @@ from torch import nn
 from dapcal.data import Data, in_memory
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, layout_of, split_state
-from dapcal.posteriors import checkpoints
-from dapcal.posteriors.joint import log_joint
+from dapcal.posteriors._training import checkpoints
+from dapcal.posteriors._training.log_joint import log_joint
+from dapcal.posteriors._training.runs import minimise
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.runs import minimise
 from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.linear import Linear, OutputsOf
 from dapcal.moments import OutputMoments
 from dapcal.networks import Layout, evaluate, open_pass
+from dapcal.posteriors.linear import Linear, OutputsOf
 from dapcal.prior import Aware, Prior, make_prior
 from dapcal.storing import Stores
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from dapcal.data import Data, batch_count, in_memory
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, split_state
-from dapcal.posteriors import checkpoints
-from dapcal.posteriors.joint import log_joint
+from dapcal.posteriors._training import checkpoints
+from dapcal.posteriors._training.log_joint import log_joint
+from dapcal.posteriors._training.runs import run
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.runs import run
 from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware
 

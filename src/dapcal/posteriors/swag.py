@@ -18,10 +18,10 @@ from dapcal.data import Data, Labelled, batch_count, in_memory, shuffled, size
 from dapcal.gaussians.low_rank import LowRankGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import Layout, frozen_copy, split_state
-from dapcal.posteriors import checkpoints
-from dapcal.posteriors.joint import log_joint
+from dapcal.posteriors._training import checkpoints
+from dapcal.posteriors._training.log_joint import log_joint
+from dapcal.posteriors._training.runs import minimise
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.runs import minimise
 from dapcal.posteriors.training import Options, Training, constant
 from dapcal.prior import Aware
 

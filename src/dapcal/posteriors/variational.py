@@ -25,13 +25,13 @@ from dapcal.networks import (
     vectorises,
     vectorising,
 )
-from dapcal.posteriors import checkpoints
-from dapcal.posteriors.entry import check
-from dapcal.posteriors.flipout import Flipout
-from dapcal.posteriors.joint import with_targets
-from dapcal.posteriors.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
+from dapcal.posteriors._training import checkpoints
+from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.flipout import Flipout
+from dapcal.posteriors._training.log_joint import with_targets
+from dapcal.posteriors._training.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
+from dapcal.posteriors._training.runs import minimise
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.runs import minimise
 from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior
 

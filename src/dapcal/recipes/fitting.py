@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.calibrate import Calibrated, calibrate
+from dapcal.calibration.inputs import Around
 from dapcal.data import Data, Labelled, gather, split
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
-from dapcal.ood_inputs import Around
 from dapcal.progress import Stages
-from dapcal.projectors import Identity
 from dapcal.recipes.division import check_rows, divide
 from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
 from dapcal.recipes.recipe import Recipe, network

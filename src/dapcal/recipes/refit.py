@@ -9,9 +9,9 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.data import gather
 from dapcal.distances import Distance, FittedSpace, nearest
+from dapcal.distances.projectors import project
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, cosine
-from dapcal.projectors import project
 from dapcal.recipes.posteriors import Task, Watch, networks
 
 

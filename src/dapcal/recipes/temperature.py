@@ -9,7 +9,7 @@ import torch
 from dapcal.calibrate import in_domain
 from dapcal.data import Labelled
 from dapcal.ensembles import seen
-from dapcal.ood_inputs import FEWEST
+from dapcal.hardest import FEWEST
 from dapcal.types import Posterior
 
 

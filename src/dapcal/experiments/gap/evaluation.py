@@ -13,7 +13,9 @@ from torch import Tensor
 from dapcal import metrics
 from dapcal.adjust import Reweight
 from dapcal.calibrate import calibrate
+from dapcal.calibration.inputs import Given
 from dapcal.distances import Space
+from dapcal.distances.projectors import Features
 from dapcal.ensembles import seen
 from dapcal.experiments.gap.batched import layout_for, mlp
 from dapcal.experiments.gap.training import (
@@ -28,11 +30,9 @@ from dapcal.experiments.gap.training import (
 )
 from dapcal.likelihoods import Gaussian
 from dapcal.likelihoods.normal import log_normal
-from dapcal.ood_inputs import Given
 from dapcal.posteriors import ensemble, gaussian, laplace
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.projectors import Features
 from dapcal.types import DapcalWarning, Ensemble
 
 HARDEST = 0.3  # share of the held-out inputs that the paper calibrates on

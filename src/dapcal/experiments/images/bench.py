@@ -11,19 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dapcal.calibration.inputs import Given, Misclassified
 from dapcal.data import Labelled, split
 from dapcal.detectors import spectral
 from dapcal.distances import Distance, FittedSpace, Space
+from dapcal.distances.choosing import Measured, informative
+from dapcal.distances.projectors import Features, Identity
 from dapcal.ensembles import evaluated
 from dapcal.experiments.datasets import fashion_mnist, like_mnist, mnist, omniglot, svhn
 from dapcal.likelihoods import Categorical
-from dapcal.ood_inputs import Given, Misclassified
 from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
-from dapcal.projectors import Features, Identity
-from dapcal.spaces import Measured, informative
 from dapcal.types import Posterior
 
 SWAG_RATE = 0.01

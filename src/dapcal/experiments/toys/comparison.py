@@ -6,8 +6,8 @@ from torch import Tensor
 
 from dapcal.adjust import Reweight
 from dapcal.calibrate import Calibrated, calibrate
+from dapcal.calibration.inputs import OODInputs
 from dapcal.distances import Space
-from dapcal.ood_inputs import OODInputs
 from dapcal.progress import Stages
 from dapcal.types import Posterior
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated, calibrate
+from dapcal.calibration import inputs as ood_inputs
+from dapcal.calibration.inputs import OODInputs
 from dapcal.experiments.records import Experiment, Outcome, Picture, Run, environment, one_thread
 from dapcal.experiments.toys import sinusoid, two_moons
 from dapcal.experiments.toys.posterior_plots import MOONS, WAVES, draw_moons, draw_waves, figure, grid
 from dapcal.likelihoods import Bernoulli, Gaussian, Likelihood
-from dapcal.ood_inputs import OODInputs
 from dapcal.posteriors import dropout, ensemble, hmc, laplace, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior

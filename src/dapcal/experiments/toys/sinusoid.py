@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated
+from dapcal.calibration import inputs as ood_inputs
 from dapcal.distances import Space
+from dapcal.distances.projectors import Identity
 from dapcal.experiments.plots import BLUE, GREY, RED, calibration_panel, new_figure, style
 from dapcal.experiments.records import (
     Experiment,
@@ -30,7 +31,6 @@ from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.predictive import Prediction
 from dapcal.progress import Stages
-from dapcal.projectors import Identity
 from dapcal.types import DapcalWarning
 
 POINTS, CENTERS, DEVIATION, NOISE, WIDTH, DRAWS = 1000, (-5.0, 5.0), 0.8, 0.1, 16, 100

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dapcal import ood_inputs
 from dapcal.calibrate import Calibrated
+from dapcal.calibration import inputs as ood_inputs
 from dapcal.distances import Space
+from dapcal.distances.projectors import Features
 from dapcal.experiments.plots import ORANGE, calibration_panel, mesh, new_figure, style
 from dapcal.experiments.published import PHI
 from dapcal.experiments.records import (
@@ -31,7 +32,6 @@ from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
 from dapcal.predictive import Prediction
 from dapcal.progress import Stages
-from dapcal.projectors import Features
 from dapcal.types import DapcalWarning
 
 POINTS, NOISE, WIDTH, DRAWS = 1000, 0.07, 20, 100

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dapcal.calibrate import Calibrated
 from dapcal.distances import FittedSpace, Hausdorff, NearestNeighbor
+from dapcal.distances.projectors import project
 from dapcal.models.subject import Subject
-from dapcal.projectors import project
 from dapcal.report.examples import MOST_SAMPLED, Examples, sample
 from dapcal.report.kit.histograms import Histogram, drawn, legend_of
 from dapcal.report.kit.markup import Captioned, figures, paragraph, table

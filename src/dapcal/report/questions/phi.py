@@ -6,11 +6,11 @@ import math
 
 import torch
 
+from dapcal.calibration.search import Curve
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import Captioned, figures, paragraph
 from dapcal.report.kit.numbers import number
 from dapcal.report.kit.svg import Plot, Scale, covering
-from dapcal.search import Curve
 
 
 def measure(examples: Examples) -> Curve:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dapcal.data import Labelled, batch_count, in_memory, pairs_of, shuffled, size
-from dapcal.posteriors import checkpoints
+from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors.training import Training, schedule_of
 from dapcal.progress import Epoch, told
 

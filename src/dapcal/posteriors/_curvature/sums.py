@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from dapcal.data import Labelled, pairs_of
 from dapcal.likelihoods import Likelihood
-from dapcal.linear import LastLayer, center_outputs, layer_index, pulled_back, tracked
 from dapcal.networks import (
     MEMORY,
     Layout,
@@ -22,7 +21,8 @@ from dapcal.networks import (
     own_layers,
     parameter_name,
 )
-from dapcal.posteriors.curvature import Curvature, Diagonal, Factors, Full, Kronecker, Root, factors
+from dapcal.posteriors._curvature.structures import Curvature, Diagonal, Factors, Full, Kronecker, Root, factors
+from dapcal.posteriors.linear import LastLayer, center_outputs, layer_index, pulled_back, tracked
 from dapcal.prior import Prior
 
 

@@ -22,7 +22,7 @@ from dapcal.networks import (
     one_column,
     split_state,
 )
-from dapcal.posteriors.entry import check
+from dapcal.posteriors._training.entry import check
 from dapcal.posteriors.training import Training
 from dapcal.prior import Aware, Prior, make_prior
 

@@ -74,7 +74,7 @@ def search(
     if len(grid) < 3:
         raise ValueError(
             f"The scale {scale} reaches no useful factors (typical ones lie around {unit:.3g}); use a larger upper end "
-            "or dapcal.scales.Exp()"
+            "or dapcal.calibration.scales.Exp()"
         )
     if reached.isposinf().any():  # g stays under an upper end: go on towards it
         grid = torch.cat([grid, grid[-1] + torch.arange(1.0, 9.0, dtype=torch.float64)])

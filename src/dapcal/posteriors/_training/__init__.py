@@ -1,0 +1,1 @@
+"""What fitted posteriors share: one trainer, its checkpoints, the log joint that is learnt."""

@@ -1,0 +1,20 @@
+"""Modules under an old name hand on what is asked of them, with a warning, for one version."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def hand_on(old: str, new: str) -> Callable[[str], Any]:
+    """A module's `__getattr__` that looks in the module of the new name."""
+
+    def attribute(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(new), name)
+
+    return attribute
