@@ -270,7 +270,7 @@ TABLE = [
 
 
 class Own:
-    """A posterior that is no dataclass."""
+    """A posterior that is not a dataclass."""
 
     squared_norms = gaussian = prior = network = None
     likelihood = Categorical()

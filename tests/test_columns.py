@@ -161,7 +161,7 @@ def test_every_type_of_number_is_a_number(kind):
 def test_texts_are_read_as_numbers_where_the_model_expects_them():
     encoder = fitted([1.0, 3.0])
     assert encode(encoder, [" 3 ", "NA"]).x.tolist() == [[1.0], [0.0]]
-    with pytest.raises(ValueError, match="Row 12: column `a` holds 'two', which is no number; correct it"):
+    with pytest.raises(ValueError, match="Row 12: column `a` holds 'two', which is not a number; correct it"):
         encoder(pa.table({"a": ["1", "two"]}), first_row=11)
 
 
@@ -267,7 +267,7 @@ def test_what_cannot_be_fitted(mixed):
         fit_encoder(mixed.slice(0, 0), "price")
     with pytest.raises(ValueError, match=r"Column `a` holds list.*--drop a"):
         fitted(pa.array([[1], [2]]))
-    with pytest.raises(ValueError, match="Row 2: column `a` holds 'inf', which is no finite number"):
+    with pytest.raises(ValueError, match="Row 2: column `a` holds 'inf', which is not a finite number"):
         fitted([1.0, math.inf])
     with pytest.raises(ValueError, match=r"Column `a` holds numbers up to 1e\+308, too large to standardise; rescale"):
         fitted([1e308, -1e308])

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+import dapcal
 
 HEAVY = ("matplotlib", "typer", "rich", "sklearn", "scipy.stats", "pandas", "pyro")
 
@@ -49,3 +55,29 @@ def test_everything_in_the_public_list_is_there():
 
     assert [name for name in dapcal.__all__ if not hasattr(dapcal, name)] == []
     assert sorted(dapcal.__all__) == dapcal.__all__
+
+
+def test_the_walk_for_newcomers_goes_through_files_that_exist():
+    root = Path(__file__).parent.parent
+    walk = (root / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## A walk")[2].partition("\n## ")[0]
+    stops = re.findall(r"^\d+\. `([^`]+)`", walk, flags=re.MULTILINE)
+    assert 6 <= len(stops) <= 12
+    assert [stop for stop in stops if not (root / stop).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ("gap", "GapCrossValidation"),
+        ("losses", "Target"),
+        ("neighbors", "TorchIndex"),
+        ("ood_inputs", "Around"),
+        ("projectors", "Features"),
+        ("scales", "Exp"),
+        ("spaces", "informative"),
+    ],
+)
+def test_old_names_hand_on_with_a_warning(old: str, name: str):
+    module = getattr(dapcal, old)
+    with pytest.warns(DeprecationWarning, match=rf"dapcal\.{old} is now dapcal\."):
+        assert getattr(module, name).__name__ == name

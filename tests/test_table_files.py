@@ -207,8 +207,8 @@ def test_a_matrix_in_an_npz_file_is_columns(tmp_path):
         (b"area,colour\n" + b"1,red\n" * 20_000 + b"2,r\0d\n", "row 20001: column `colour` holds a NUL byte"),
         ('a,b\n1,"2\n' + "3,4\n" * 100, "row 1: a quotation never ends, .*close its quotation mark"),
         ('a,"b\n1,2\n' + "3,4\n" * 50_000, "never closed"),
-        ("area,colour\n1,red\ninf,red\n", "row 2: column `area` holds 'inf', which is no finite number"),
-        ("area,colour\n1,red\n1e999,red\n", "row 2: column `area` holds '1e999', which is no finite number"),
+        ("area,colour\n1,red\ninf,red\n", "row 2: column `area` holds 'inf', which is not a finite number"),
+        ("area,colour\n1,red\n1e999,red\n", "row 2: column `area` holds '1e999', which is not a finite number"),
         ("area;b\n1,5;2\n1.234,7;3\n", r"column `area` holds numbers with commas \('1,5'\); write them with a decimal"),
         ("area,b\n$1.50,2\n$2,3\n", r"column `area` holds numbers with signs or spaces \('\$1.50'\); write"),
         ("area,b\n12.5%,2\n7 %,3\n", r"column `area` holds numbers with signs or spaces \('12.5%'\)"),
@@ -219,7 +219,7 @@ def test_a_matrix_in_an_npz_file_is_columns(tmp_path):
         ("sep=;\narea;b\n1;2\n", "begins with the line sep=, which Excel alone understands; remove that line"),
         (
             "area,b\n" + "".join(f"{i},1\n" for i in range(40)) + "n/a?,1\n",
-            r"row 41: column `area` holds 'n/a\?', which is no number \(97.56 % of the column are\); correct it",
+            r"row 41: column `area` holds 'n/a\?', which is not a number \(97.56 % of the column are\); correct it",
         ),
     ],
 )  # fmt: skip
@@ -306,7 +306,7 @@ def test_kinds_of_columns_that_are_not_there_are_refused(write):
     "text", ["$1,200.50", "€ 5", "5 €", "12.5%", "(3%)", "12 500", "1'000'000", "7\u202f000,5", "1,5"]
 )
 def test_dressed_numbers_come_with_advice(write, text):
-    with pytest.raises(ValueError, match="which is no number; write it with a decimal point, and no separators"):
+    with pytest.raises(ValueError, match="which is not a number; write it with a decimal point, and no separators"):
         list(stream(write(f'area,colour\n"{text}",red\n'), KINDS))
 
 
@@ -407,7 +407,7 @@ def test_broken_parquet_files(tmp_path, write):
     broken = {
         "damaged or incomplete": content[: len(content) // 2],
         "is damaged": content[:100] + b"\xff" * 2000 + content[2100:],
-        "is no Parquet file; if it is text, name it .csv": b"a,b\n1,2\n",
+        "is not a Parquet file; if it is text, name it .csv": b"a,b\n1,2\n",
         "is empty": b"",
     }
     for match, changed in broken.items():
@@ -468,8 +468,8 @@ def test_broken_npz_files(tmp_path, write):
     for changed, match in [
         (content[: len(content) // 2], "damaged or incomplete"),
         (content[:500] + b"\xff" * 500 + content[1000:], "damaged or incomplete"),
-        (b"a,b\n1,2\n", "is no npz file; write it with numpy.savez"),
-        ((tmp_path / "sheet.npz").read_bytes(), "`sheet.xml` is no array"),
+        (b"a,b\n1,2\n", "is not an npz file; write it with numpy.savez"),
+        ((tmp_path / "sheet.npz").read_bytes(), "`sheet.xml` is not an array"),
     ]:
         with pytest.raises((ValueError, OSError), match=match) as error:
             read(write(changed, "broken.npz"))

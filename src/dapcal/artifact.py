@@ -195,13 +195,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 raise ValueError(f"{path} is a safetensors file, but not one of dapcal's")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is truncated or no artefact of dapcal's ({error}); save it again") from error
+        raise ValueError(f"{path} is truncated or not an artefact of dapcal's ({error}); save it again") from error
     try:
         description = json.loads(metadata["dapcal"])
     except ValueError:
         description = None
     if not isinstance(description, dict):
-        raise ValueError(f"{path} was changed after it was saved (its description is no JSON object); save it again")
+        raise ValueError(f"{path} was changed after it was saved (its description is not a JSON object); save it again")
     if description.get("format") != FORMAT or description.get("version") != VERSION:
         raise ValueError(
             f"{path} has format version {description.get('version')}, this dapcal reads version {VERSION}; "

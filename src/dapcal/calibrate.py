@@ -283,7 +283,9 @@ def in_domain(posterior: Posterior, held_out: Labelled, drawn: bool = False) -> 
     from scipy.optimize import minimize_scalar
 
     if not is_dataclass(posterior) or isinstance(posterior, type):
-        raise TypeError(f"{type(posterior).__name__} is no dataclass: calibrate its likelihood before, and pass it in")
+        raise TypeError(
+            f"{type(posterior).__name__} is not a dataclass: calibrate its likelihood before, and pass it in"
+        )
     read = read_by(posterior, held_out.x, drawn)
 
     def nll(log_factor: float) -> float:

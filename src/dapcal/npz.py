@@ -22,7 +22,7 @@ def names_of(path: str | Path) -> tuple[str, ...]:
         members = archive.namelist()
     for member in members:
         if not member.endswith(".npy"):
-            raise ValueError(f"{path}: `{member}` is no array; write the file with numpy.savez")
+            raise ValueError(f"{path}: `{member}` is not an array; write the file with numpy.savez")
     return tuple(member.removesuffix(".npy") for member in members)
 
 

@@ -39,7 +39,7 @@ def from_samples(
     dropped, with any of `.`, `/`, `_` and `$$$` between their parts: `0.weight` is found as `net.0.weight` (Pyro),
     `module$$$0.weight` (Pyro's random_module) or `net/0/weight`. Every parameter that requires a gradient must be
     found; frozen ones may be missing and stay at the model's values. Other sites (a noise level, observations,
-    unconstrained copies) are no weights of the model and are not used: a noise level goes into `likelihood`.
+    unconstrained copies) are not weights of the model and are not used: a noise level goes into `likelihood`.
 
     Args:
         samples: arrays (S, ...) by site, of torch, NumPy or JAX. Dimensions of size 1 that Pyro's `Predictive` puts

@@ -46,7 +46,7 @@ class Output:
         self.tasks: dict[str, TaskID] = {}
 
     def note(self, text: str) -> None:
-        """Something to know that is no error; said once."""
+        """Something to know that is not an error; said once."""
         text = _one_line(text)
         if text in self.notes:
             return
@@ -90,7 +90,7 @@ def output(as_json: bool = False, quiet: bool = False) -> Iterator[Output]:
 
 
 def end(message: str, code: int) -> typer.Exit:
-    """Say why; brackets in it are no markup, and no path is broken over lines."""
+    """Say why; brackets in it are not markup, and no path is broken over lines."""
     console.print(_one_line(message), style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code)
 

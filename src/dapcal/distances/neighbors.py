@@ -89,7 +89,7 @@ class TorchIndex:
     def _doubtful(self, queries: Tensor, approximate: Tensor, distances: Tensor, roundoff: float) -> Tensor:
         scale = ((queries - self._center) ** 2).sum(1) + self._reach
         error = 4 * roundoff * queries.shape[1] ** 0.5 * scale
-        # ties at the end of the candidates are no doubt: a point left out would be no nearer, but for rounding
+        # ties at the end of the candidates are not in doubt: a point left out would be no nearer, but for rounding
         slack = 1 - 4 * torch.finfo(distances.dtype).eps
         return ~((approximate[:, -1] - error).clamp_min(0) >= slack * distances[:, -1] ** 2)
 

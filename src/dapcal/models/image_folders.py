@@ -15,7 +15,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of pillow, by the number of channels
 
 
 def image_files(folder: str | Path) -> list[Path]:
-    """All images in a folder and the folders inside it, by name; hidden files are no images."""
+    """All images in a folder and the folders inside it, by name; hidden files are not images."""
     folder = Path(folder)
     files = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
     found = sorted(path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts))

@@ -32,7 +32,7 @@ from dapcal.records import ALPHA, LEVEL
 
 KEPT_HELD_OUT = 2000
 KEPT_BYTES = 64 << 20  # of training data, and of held-out data
-_SHOWN = 16  # numbers of an input that is no image
+_SHOWN = 16  # numbers of an input that is not an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class NetworkModel:
     def inputs(self, path: Path, most: int) -> Tensor:
         """The first inputs of an npz file, or of a folder of images with pixels from 0 to 1."""
         if path.is_dir() and self.shades != (0.0, 1.0):
-            raise ValueError(f"{path} is a folder, and the model's inputs are no pixels from 0 to 1; give an npz file")
+            raise ValueError(f"{path} is a folder, and the model's inputs are not pixels from 0 to 1; give an npz file")
         example = self.calibrated.example
         found = first_inputs(self.read(path), most)
         return found.to(example) if path.is_dir() else found.to(example.device)

@@ -183,7 +183,7 @@ def draw_mask(
 
 
 def _built_in_rate(module: nn.Module) -> float:
-    """The rate of dropout that is no module."""
+    """The rate of dropout that is not a module."""
     if isinstance(module, nn.RNNBase):
         return module.dropout if module.num_layers > 1 else 0.0  # torch drops between layers
     return module.dropout if isinstance(module, nn.MultiheadAttention) else 0.0

@@ -76,7 +76,7 @@ def fit(
         draws: S.
         seed: of the draws.
         aware: parameters that a distance may widen.
-        batch_size: where `train` is no DataLoader.
+        batch_size: where `train` is not a DataLoader.
     """
     check(model, likelihood)
     _check_finite(model)
@@ -130,7 +130,7 @@ def last_layer(
         draws: S.
         seed: of the draws.
         aware: parameters that a distance may widen.
-        batch_size: where `train` is no DataLoader.
+        batch_size: where `train` is not a DataLoader.
     """
     if structure not in (Diagonal, Kronecker, Full):
         raise TypeError(f"Expected `structure` as laplace.Diagonal, laplace.Kronecker or laplace.Full, got {structure}")
@@ -222,7 +222,7 @@ def _check_finite(model: nn.Module) -> None:
 
 
 def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
-    """Whether the layer has a bias; refused where it is no final linear layer."""
+    """Whether the layer has a bias; refused where it is not a final linear layer."""
     modules = dict(network.named_modules())
     layer = modules.get(name)
     if not isinstance(layer, nn.Linear):
@@ -230,7 +230,7 @@ def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
         raise ValueError(f"Expected `layer` as the name of an nn.Linear, got `{name}`; the model has {linear}")
     if sum(m.weight is layer.weight for m in network.modules() if hasattr(m, "weight")) > 1:
         raise ValueError(
-            f"The weights of `{name}` are tied to another layer: it is no last layer alone; use laplace.fit"
+            f"The weights of `{name}` are tied to another layer: it is not a last layer alone; use laplace.fit"
         )
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 

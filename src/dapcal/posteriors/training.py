@@ -55,7 +55,7 @@ class Training:
     Attributes:
         epochs: passes over the training data.
         learning_rate: at the start.
-        batch_size: where the training data are no DataLoader.
+        batch_size: where the training data are not a DataLoader.
         optimiser: makes one from the parameters and the learning rate.
         schedule: makes a torch scheduler from the optimiser and the number of steps; it steps after every minibatch.
         bf16: run the network in bfloat16 (autocast); weights and likelihood stay as they are.

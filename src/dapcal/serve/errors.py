@@ -31,7 +31,7 @@ Code = Literal[
 ]
 
 STATUSES: dict[int, str] = {
-    400: "The body is no JSON.",
+    400: "The body is not JSON.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
@@ -110,8 +110,8 @@ def _refused(error: Exception) -> Refused:
         return _invalid(error.errors())
     if not isinstance(error, HTTPException):
         raise error
-    if error.status_code == 400:  # what the JSON parser gives up on: bytes that are no text, nesting without end
-        return Refused(400, "body_not_json", "The body is no JSON.")
+    if error.status_code == 400:  # what the JSON parser gives up on: bytes that are not text, nesting without end
+        return Refused(400, "body_not_json", "The body is not JSON.")
     codes: dict[int, Code] = {404: "not_found", 405: "method_not_allowed"}
     message = f"{HTTPStatus(error.status_code).phrase}; /docs says what there is."
     return Refused(error.status_code, codes.get(error.status_code, "refused"), message, headers=_headers(error))
@@ -124,7 +124,7 @@ def _headers(error: HTTPException) -> dict[str, str] | None:
 def _invalid(problems: Sequence[Any]) -> Refused:
     if problems and problems[0]["type"] == "json_invalid":
         position = problems[0]["loc"][-1]
-        return Refused(400, "body_not_json", f"The body is no JSON: {problems[0]['ctx']['error']} at {position}.")
+        return Refused(400, "body_not_json", f"The body is not JSON: {problems[0]['ctx']['error']} at {position}.")
     fields = [FieldProblem(path=list(p["loc"][1:]), message=p["msg"]) for p in problems[:SHOWN]]
     more = f", the first {SHOWN} of which are listed" if len(problems) > SHOWN else ""
     count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"

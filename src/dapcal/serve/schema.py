@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 from dapcal.serve import served as given
 
 EXACT = ConfigDict(extra="forbid")
-STRICT = ConfigDict(strict=True, extra="forbid")  # "1" is no number, true neither; a misspelt column is found out
+STRICT = ConfigDict(strict=True, extra="forbid")  # "1" is not a number, true neither; a misspelt column is found out
 
 SHOWN = 50  # levels of a category
 
@@ -19,7 +19,7 @@ def _text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("text holds half a surrogate pair, which is no character") from error
+        raise ValueError("text holds half a surrogate pair, which is not a character") from error
     return value
 
 

@@ -48,7 +48,7 @@ def target_from_json(description: Mapping[str, Any]) -> Classes | Numbers:
 
 
 def _column(description: Any) -> Number | Category:
-    _expect(isinstance(description, Mapping), "a column is no object")
+    _expect(isinstance(description, Mapping), "a column is not an object")
     kind = description.get("kind")
     _expect(kind in ("number", "category"), f"a column is of kind {kind!r}")
     fields = {"center", "scale"} if kind == "number" else {"levels", "rare"}

@@ -116,9 +116,9 @@ def _check_head(path: Path, head: bytes, reader: Callable[[Path, int], Source]) 
     if not head.strip():
         raise ValueError(f"{path} is empty; expected a table with a header")
     if reader is open_parquet and not head.startswith(b"PAR1"):
-        raise ValueError(f"{path} is no Parquet file; if it is text, name it .csv")
+        raise ValueError(f"{path} is not a Parquet file; if it is text, name it .csv")
     if reader is open_npz and not head.startswith(b"PK"):
-        raise ValueError(f"{path} is no npz file; write it with numpy.savez")
+        raise ValueError(f"{path} is not an npz file; write it with numpy.savez")
     if reader is not open_delimited:
         return
     if path.suffix.lower() == ".gz":

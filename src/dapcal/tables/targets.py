@@ -217,6 +217,6 @@ def _unknown(label: str | None, labels: tuple[str, ...]) -> str:
         return _NO_TARGET
     near = nearest(label, labels)
     known = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
-    return f"the target {label!r} is no class of the training rows" + (
+    return f"the target {label!r} is not a class of the training rows" + (
         f"; did you mean {near!r}?" if near else f"; these are: {known}"
     )

@@ -31,7 +31,7 @@ _MOSTLY = 0.9  # above this share of numbers, other texts in a column are mistak
 
 
 def numbers(column: pa.ChunkedArray, name: str, source: str = "", first_row: int = 1) -> np.ndarray:
-    """A column as float64, NaN where missing; texts that are no numbers are refused, and infinities too."""
+    """A column as float64, NaN where missing; texts that are not numbers are refused, and infinities too."""
     column = _plain(column)
     kind = column.type
     if is_text(kind):

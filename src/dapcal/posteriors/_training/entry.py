@@ -8,7 +8,7 @@ from dapcal.likelihoods import Likelihood
 
 
 def check(model: object, likelihood: object) -> None:
-    """Refuse what is no network and no likelihood, before anything is read or trained."""
+    """Refuse what is not a network or not a likelihood, before anything is read or trained."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"Expected `model` as an nn.Module, got {_named(model)}")
     if not isinstance(likelihood, Likelihood):
