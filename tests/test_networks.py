@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from threading import Event, Thread
 
 import pytest
@@ -9,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import dapcal
 from dapcal import networks
+from dapcal.likelihoods import Categorical
 from dapcal.networks import Layout, evaluate, frozen_copy, layout_of, split_state, unfused
+from dapcal.posteriors import ensemble, samples, variational
 
 
 class Recurrent(nn.Module):
@@ -238,3 +243,27 @@ def test_threads_inside_together_run_unfused_and_leave_the_setting_as_it_was():
     thread.join()
     assert seen == [False]
     assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_compiled_network_has_its_plain_names(tmp_path):
+    """torch.compile wraps a module, and puts words before the names of its parameters; nothing is compiled here."""
+    network = nn.Sequential(nn.Linear(2, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 3)))
+    outer = torch.compile(copy.deepcopy(network))
+    inner = copy.deepcopy(network)
+    inner[1] = torch.compile(inner[1])
+    assert "_orig_mod" in next(iter(outer.state_dict()))
+    for compiled in (outer, inner):
+        assert list(networks.plain(compiled).state_dict()) == list(network.state_dict())
+        assert networks.split_state(compiled)[0].keys() == networks.split_state(network)[0].keys()
+    x, y = torch.randn(60, 2), torch.arange(60) % 3
+    posterior = samples.from_state_dicts(outer, Categorical(), [outer.state_dict(), inner.state_dict()])
+    other = ensemble.of([outer, inner], Categorical())
+    assert torch.equal(posterior.outputs(x), other.outputs(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dapcal.DapcalWarning)
+        fitted = variational.fit(outer, Categorical(), (x, y), epochs=1, draws=3)
+        calibrated = dapcal.calibrate(fitted, train=(x, y), held_out=(2 * torch.randn(60, 2), y))
+    calibrated.save(tmp_path / "m.dap")
+    for again in (dapcal.load(tmp_path / "m.dap", outer), dapcal.load(tmp_path / "m.dap", network, device="cpu")):
+        assert torch.equal(again(x).probs, calibrated(x).probs)

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cases import KnownNoise
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MeanAndNoise, NoiseHead
-from dapcal.posteriors import gaussian, mean_field, samples, variational
+from dapcal.posteriors import gaussian, samples, variational
 from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors._training import mean_field
 from dapcal.posteriors.predictions import StackedPredictions
 
 KINDS = {

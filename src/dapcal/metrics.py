@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.special import ndtr
 
+from dapcal.ranks import auroc
+
 _MOST_POINTS = 101  # of a risk curve
 
 
@@ -81,7 +83,7 @@ def detection(inside: Tensor, outside: Tensor) -> Detection:
     far = np.sort(ranks[truth])[::-1]
     threshold = far[-(-95 * len(far) // 100) - 1]
     return Detection(
-        auroc=float(metrics.roc_auc_score(truth, ranks)),
+        auroc=auroc(torch.from_numpy(ranks[truth]), torch.from_numpy(ranks[~truth])),
         aucpr=float(metrics.average_precision_score(truth, ranks)),
         aucpr_inside=float(metrics.average_precision_score(~truth, -ranks)),
         fpr95=float((ranks[~truth] >= threshold).mean()),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dapcal.data import Data, check_inputs, gather
 from dapcal.detectors.activations import BATCH, batchwise, frozen, logits_of
 from dapcal.detectors.logits import doubt, margin
+from dapcal.distances.outliers import noise
 from dapcal.networks import backward_in_evaluation
 from dapcal.ranks import auroc
 
@@ -142,5 +143,4 @@ def _some(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
 
 def _noise(x: Tensor, number: int, generator: torch.Generator) -> Tensor:
     low, high = (x.amin(), x.amax()) if x.ndim > 2 else (x.amin(0), x.amax(0))
-    uniform = torch.rand((number, *x.shape[1:]), generator=generator).to(x)
-    return low + uniform * (high - low)
+    return noise((number, *x.shape[1:]), low, high, generator)

@@ -14,12 +14,21 @@ from dapcal.networks.evaluation import (
 )
 from dapcal.networks.hooks import entering, execution_order, first_input, leaving, unfused
 from dapcal.networks.layers import feature_layer, last_linear, layer_names
-from dapcal.networks.layout import Layout, frozen_copy, layout_of, own_layers, parameter_name, same_weights, split_state
+from dapcal.networks.layout import (
+    Layout,
+    frozen_copy,
+    layout_of,
+    own_layers,
+    parameter_name,
+    plain,
+    same_weights,
+    split_state,
+)
 from dapcal.networks.passes import Pass, layer_input, open_pass, shared
 
 __all__ = [
     "MEMORY", "Layout", "Pass", "as_tensor", "backward_in_evaluation", "check_outputs", "checked_outputs",
     "dense_chain", "entering", "evaluate", "execution_order", "feature_layer", "first_input", "frozen_copy",
     "last_linear", "layer_input", "layer_names", "layout_of", "leaving", "one_column", "open_pass", "own_layers",
-    "parameter_name", "same_weights", "shared", "split_state", "unfused", "vectorises", "vectorising",
+    "parameter_name", "plain", "same_weights", "shared", "split_state", "unfused", "vectorises", "vectorising",
 ]  # fmt: skip

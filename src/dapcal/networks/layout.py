@@ -48,12 +48,26 @@ def layout_of(parameters: Mapping[str, Tensor]) -> Layout:
 
 def frozen_copy(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode that no later training of `model` touches."""
+    model = plain(model)
     _check_batch_norm(model)
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
+def plain(model: nn.Module) -> nn.Module:
+    """The network itself where it is wrapped by `torch.compile`, whose wrappers put words before its names."""
+    inside = getattr(model, "_orig_mod", model)
+    if not any(hasattr(module, "_orig_mod") for module in inside.modules()):
+        return inside
+    found = copy.deepcopy(inside)
+    for name, module in list(found.named_modules()):
+        if hasattr(module, "_orig_mod"):
+            found.set_submodule(name.replace("._orig_mod", ""), module._orig_mod)
+    return found
+
+
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Copies of the parameters that are learnt, and of all else (frozen parameters, buffers), by name."""
+    model = plain(model)
     _check_batch_norm(model)
     learnt = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     if not learnt:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import as_tensor, check_outputs, frozen_copy, leaving, unfused
+from dapcal.networks import as_tensor, check_outputs, frozen_copy, leaving, plain, unfused
 from dapcal.posteriors._training.entry import check
 from dapcal.records import DapcalWarning
 from dapcal.storing import Stores
@@ -44,6 +44,7 @@ def wrap(model: nn.Module, likelihood: Likelihood, *, draws: int = 50, seed: int
     check(model, likelihood)
     if draws < 1 or seed < 0:
         raise ValueError(f"Expected `draws` >= 1 and `seed` >= 0, got {draws} and {seed}")
+    model = plain(model)
     rates = {n: float(m.p) for n, m in model.named_modules() if isinstance(m, LAYERS) and m.p > 0}
     built_in = [n or type(m).__name__ for n, m in model.named_modules() if _built_in_rate(m) > 0]
     if not rates:

@@ -11,6 +11,7 @@ from torch import nn
 
 from dapcal.data import Data, in_memory
 from dapcal.likelihoods import Gaussian, Likelihood
+from dapcal.networks import plain
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import samples
 from dapcal.posteriors.network import NetworkPosterior
@@ -81,6 +82,7 @@ def of(models: Sequence[nn.Module], likelihood: Likelihood) -> NetworkPosterior:
     if isinstance(models, nn.Module) or not models or not all(isinstance(m, nn.Module) for m in models):
         kinds = type(models).__name__ if isinstance(models, nn.Module) else [type(m).__name__ for m in models]
         raise TypeError(f"Expected `models` as a list of trained networks, got {kinds}")
+    models = [plain(model) for model in models]
     states = [model.state_dict() for model in models]
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in states]
     for number, other in enumerate(shapes):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import frozen_copy, layout_of
+from dapcal.networks import frozen_copy, layout_of, plain
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 
@@ -32,6 +32,8 @@ def from_state_dicts(
     """
     if not states:
         raise ValueError("Expected at least one state dict, got none")
+    model = plain(model)
+    states = [{name.replace("_orig_mod.", ""): value for name, value in state.items()} for state in states]
     names = list(model.state_dict())
     own = {n for n, _ in [*model.named_parameters(), *model.named_buffers()]}  # tied names count once
     for number, state in enumerate(states):
@@ -58,6 +60,7 @@ def from_stacked(
     aware: Aware = "*",
 ) -> NetworkPosterior:
     """Draws from one dict of tensors (S, ...); names that are not in it stay at the model's values."""
+    model = plain(model)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     own = {**parameters, **buffers}
     unknown = [n for n in stacked if n not in own]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.distances.outliers import noise, shuffled
 from dapcal.models.subject import Subject
 from dapcal.report.predictions import Predicted, predict, quietly
 
@@ -119,12 +120,9 @@ def _made_up(train: Tensor, most: int) -> list[Other]:
     made = []
     if train.is_floating_point():
         low, high = (train.amin(0), train.amax(0)) if train.ndim == 2 else (train.min(), train.max())
-        uniform = torch.rand(taken.shape, generator=generator).to(train)
         words = "noise: uniform in a box three times as wide as the training inputs, easy to tell"
-        made.append(Other("noise", words, rows, low + (3 * uniform - 1) * (high - low)))
+        made.append(Other("noise", words, rows, noise(taken.shape, low, high, generator, width=3)))
     if taken[0].numel() > 1 or not made:
-        flat = taken.flatten(1)
-        order = torch.rand(flat.shape, generator=generator).argsort(0).to(train.device)
         words = "scrambled: every value is that of another training input, so each is ordinary, not their combination"
-        made.append(Other("scrambled", words, rows, flat.gather(0, order).reshape(taken.shape)))
+        made.append(Other("scrambled", words, rows, shuffled(taken, generator)))
     return made

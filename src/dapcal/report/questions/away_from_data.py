@@ -12,13 +12,13 @@ from dapcal.calibrate import Calibrated
 from dapcal.distances import FittedSpace, Hausdorff, NearestNeighbor
 from dapcal.distances.projectors import project
 from dapcal.models.subject import Subject
+from dapcal.records import ALPHA
 from dapcal.report.examples import MOST_SAMPLED, Examples, sample
 from dapcal.report.kit.histograms import Histogram, drawn, legend_of
 from dapcal.report.kit.markup import Captioned, figures, paragraph, table
 from dapcal.report.kit.numbers import number, percent
 from dapcal.report.predictions import Answers, Predicted
 
-SUSPICIOUS = 0.05  # p-value up to which an input is flagged
 _WIDTH = 2 * 1.959964  # of a 95 % interval, in standard deviations
 _HARDLY = 0.03  # a fall of the confidence, or a relative widening of intervals, that is not worth the name
 
@@ -176,7 +176,7 @@ def confidence_or_width(subject: Subject) -> Confidence | IntervalWidth:
 
 
 def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
-    sure, flagged = confidence_or_width(subject), found.p_value <= SUSPICIOUS
+    sure, flagged = confidence_or_width(subject), found.p_value <= ALPHA
     everything, some = torch.ones_like(flagged), bool(flagged.any())
     return Behaviour(
         name=name,
@@ -215,7 +215,7 @@ def _leave_one_out(space: FittedSpace, train: Tensor) -> Tensor | None:
 def _score_line(calibrated: Calibrated) -> float | None:
     """The score above which p <= 0.05; None where too few held-out inputs can give so small a p-value."""
     held_out = calibrated.evidence.held_out
-    allowed = int(SUSPICIOUS * (len(held_out) + 1) + 1e-9) - 1  # held-out scores that may be as high
+    allowed = int(ALPHA * (len(held_out) + 1) + 1e-9) - 1  # held-out scores that may be as high
     return None if allowed < 0 else float(held_out[len(held_out) - 1 - allowed])
 
 
