@@ -12,9 +12,10 @@ def hand_on(old: str, new: str) -> Callable[[str], Any]:
     """A module's `__getattr__` that looks in the module of the new name."""
 
     def attribute(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        target = import_module(new)
+        if name.startswith("_") or not hasattr(target, name):
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
         warnings.warn(f"{old} is now {new}; the old name goes with the next version", DeprecationWarning, stacklevel=2)
-        return getattr(import_module(new), name)
+        return getattr(target, name)
 
     return attribute
