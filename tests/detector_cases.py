@@ -37,12 +37,12 @@ def cnn() -> nn.Module:
 
 def trained(network: nn.Module, x: Tensor, y: Tensor, steps: int = 60) -> nn.Module:
     """In training mode still, with parameters that require gradients: what detectors must leave alone."""
-    optimiser = torch.optim.Adam(network.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(network(x), y).backward()
-        optimiser.step()
-    optimiser.zero_grad()
+        optimizer.step()
+    optimizer.zero_grad()
     return network.train()
 
 

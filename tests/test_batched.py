@@ -45,7 +45,7 @@ def alone(x, y, network, epochs, scale=None, start=None):
     mean = vector.requires_grad_()
     log_scale = torch.full_like(mean, math.log(scale or 1.0)).detach().requires_grad_()
     log_noise = (torch.zeros(()) if start is None else start.log_noise.clone()).requires_grad_()
-    optimiser = torch.optim.Adam([mean, log_scale, log_noise], lr=network.learning_rate)
+    optimizer = torch.optim.Adam([mean, log_scale, log_noise], lr=network.learning_rate)
     for _ in range(epochs):
         for rows in torch.randperm(len(x), generator=generator).split(batch_sizes(len(x), BATCH)):
             theta, penalty = mean, 0.5 * (mean**2).sum()
@@ -55,9 +55,9 @@ def alone(x, y, network, epochs, scale=None, start=None):
             located = functional_call(model, layout.unflatten(theta), (x[rows],))
             normal = torch.distributions.Normal(located[:, 0], log_noise.exp())
             loss = penalty / len(x) - normal.log_prob(y[rows]).mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return mean.detach(), log_noise.detach(), log_scale.detach()
 
 
@@ -142,11 +142,11 @@ def test_adam_is_torchs_with_a_rate_for_each_network(generator):
     rates = [0.1, 0.003]
     start = torch.randn(2, 5, generator=generator)
     ours = start.clone().requires_grad_()
-    optimiser = Adam([ours], torch.tensor(rates))
+    optimizer = Adam([ours], torch.tensor(rates))
     theirs = [row.clone().requires_grad_() for row in start]
     others = [torch.optim.Adam([row], lr=rate) for row, rate in zip(theirs, rates, strict=True)]
     for _ in range(20):
-        optimiser.step(torch.autograd.grad((ours**4).sum(), [ours]))
+        optimizer.step(torch.autograd.grad((ours**4).sum(), [ours]))
         for row, other in zip(theirs, others, strict=True):
             row.grad = 4 * row.detach() ** 3
             other.step()

@@ -307,7 +307,7 @@ def test_bfloat16(blobs):
         ({"friction": 1.5}, "`friction` over 0"),
         ({"epochs": 20, "draws": 50}, "at least 12 sampling steps in cycle 1 .* got 5 of 40 .*raise `epochs`"),
         ({"epochs": 0}, "got 0 of 0 steps"),
-        ({"optimiser": torch.optim.SGD}, "no `optimiser`: the sampler takes its own steps"),
+        ({"optimizer": torch.optim.SGD}, "no `optimizer`: the sampler takes its own steps"),
         ({"schedule": constant}, "no `schedule`: the step size follows the cycles"),
         ({"patience": 2}, "no `patience`"),
     ],

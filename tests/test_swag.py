@@ -99,7 +99,7 @@ def test_iterates_are_collected_where_the_docstring_says(monkeypatch):
 
     monkeypatch.setattr(swag.Moments, "add", lambda self, vector: seen.append(len(steps)) or self.count.add_(1))
     swag.fit(
-        nn.Linear(2, 1).double(), Gaussian(), (x, y), epochs=8, batch_size=6, start=0.25, per_epoch=3, optimiser=Watched
+        nn.Linear(2, 1).double(), Gaussian(), (x, y), epochs=8, batch_size=6, start=0.25, per_epoch=3, optimizer=Watched
     )
     assert len(steps) == 80
     assert seen == [10 * epoch + end for epoch in range(2, 8) for end in (4, 7, 10)]

@@ -252,8 +252,8 @@ def test_duq_centroids_follow_the_steps(blobs):
         torch.testing.assert_close(network.counts, counts)
 
 
-def _constant(optimiser):
-    return torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
+def _constant(optimizer):
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
 
 def test_duq_gradient_penalty_by_hand():
@@ -352,14 +352,14 @@ def test_due_bad_input(blobs):
 
 
 def test_due_trains_the_process_faster_than_the_body(blobs):
-    optimiser = []
+    optimizer = []
 
     def descent(parameters, rate):
-        optimiser.append(torch.optim.SGD(parameters, lr=rate))
-        return optimiser[-1]
+        optimizer.append(torch.optim.SGD(parameters, lr=rate))
+        return optimizer[-1]
 
-    due.fit(make_body(), 3, blobs[0], faster=5.0, epochs=1, learning_rate=1e-2, optimiser=descent)
-    process, body = optimiser[0].param_groups
+    due.fit(make_body(), 3, blobs[0], faster=5.0, epochs=1, learning_rate=1e-2, optimizer=descent)
+    process, body = optimizer[0].param_groups
     assert (process["initial_lr"], body["initial_lr"]) == (pytest.approx(0.05), 1e-2)
     assert [p.shape for p in body["params"]] == [
         p.shape for n in (0, 2) for p in (make_body()[n].bias, make_body()[n].weight)

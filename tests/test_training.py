@@ -128,7 +128,7 @@ CHANGES = {
     "learning_rate": {"learning_rate": 0.02},
     "seed": {"seed": 1},
     "prior_scale": {"prior_scale": 2.0},
-    "optimiser": {"optimiser": lambda p, lr: torch.optim.SGD(p, lr)},
+    "optimizer": {"optimizer": lambda p, lr: torch.optim.SGD(p, lr)},
     "schedule": {"schedule": constant},
 }
 
@@ -167,10 +167,10 @@ def test_a_checkpoint_of_another_network_or_other_held_out_data_is_refused(tmp_p
 @pytest.mark.parametrize("option", [{"weight_decay": 0.1}, {"betas": (0.8, 0.9)}])
 def test_a_checkpoint_of_another_optimiser_is_refused(tmp_path, settings, option):
     options = {**settings, "checkpoint": tmp_path / "run"}
-    map_posterior.fit(network(), Categorical(), optimiser=lambda p, lr: torch.optim.AdamW(p, lr), **options)
+    map_posterior.fit(network(), Categorical(), optimizer=lambda p, lr: torch.optim.AdamW(p, lr), **options)
     with pytest.raises(ValueError, match="another run"):
         map_posterior.fit(
-            network(), Categorical(), optimiser=lambda p, lr: torch.optim.AdamW(p, lr, **option), **options
+            network(), Categorical(), optimizer=lambda p, lr: torch.optim.AdamW(p, lr, **option), **options
         )
 
 
@@ -200,6 +200,11 @@ def test_an_empty_loader_is_refused(blobs):
     loader = DataLoader(TensorDataset(x[:5], y[:5]), batch_size=16, drop_last=True)
     with pytest.raises(ValueError, match="at least one input"):
         map_posterior.fit(network(), Categorical(), loader, epochs=2)
+
+
+def test_the_old_name_of_the_optimizer_is_heeded_and_told():
+    with pytest.warns(DeprecationWarning, match="`optimiser` is now `optimizer`"):
+        assert Training(optimiser=torch.optim.SGD).optimizer is torch.optim.SGD
 
 
 # Checkpoints that are damaged, incomplete, or of other data
@@ -284,7 +289,7 @@ def test_a_missing_key_is_refused_even_under_a_valid_checksum(half_way):
     run, path = half_way
     saved = torch.load(path, weights_only=True)
     places = keys_of(saved["run"])
-    assert ("state", "optimiser", "state", 0) in places
+    assert ("state", "optimizer", "state", 0) in places
     for place in random.Random(0).sample(places, 25):
         state = copy.deepcopy(saved["run"])
         inner = state
@@ -406,9 +411,9 @@ def test_held_out_data_alone_change_nothing(blobs):
 def test_any_optimiser_and_schedule(blobs):
     seen = []
 
-    def schedule(optimiser, steps):
-        seen.append((type(optimiser), steps))
-        return torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.1, total_steps=steps)
+    def schedule(optimizer, steps):
+        seen.append((type(optimizer), steps))
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
 
     posterior = map_posterior.fit(
         network(),
@@ -416,7 +421,7 @@ def test_any_optimiser_and_schedule(blobs):
         blobs[0],
         epochs=20,
         batch_size=32,
-        optimiser=lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9, nesterov=True),
+        optimizer=lambda parameters, rate: torch.optim.SGD(parameters, rate, momentum=0.9, nesterov=True),
         schedule=schedule,
     )
     assert seen == [(torch.optim.SGD, 20 * 5)]
@@ -432,7 +437,7 @@ def test_the_schedule_reaches_zero(blobs):
             rates.append(self.param_groups[0]["lr"])
             return super().step(closure)
 
-    map_posterior.fit(network(), Categorical(), blobs[0], epochs=5, batch_size=30, learning_rate=0.3, optimiser=Watched)
+    map_posterior.fit(network(), Categorical(), blobs[0], epochs=5, batch_size=30, learning_rate=0.3, optimizer=Watched)
     assert len(rates) == 25
     expected = [0.15 * (1 + math.cos(math.pi * i / 25)) for i in range(25)]
     assert rates == pytest.approx(expected)

@@ -224,12 +224,12 @@ def test_patience_goes_back_to_the_best_epoch(blobs):
 def test_the_schedule_steps_with_every_minibatch(blobs):
     rates: list[float] = []
 
-    def schedule(optimiser, steps):
+    def schedule(optimizer, steps):
         def share(step: int) -> float:
             rates.append(step / steps)
             return 1.0
 
-        return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
     vogn.fit(network(), Categorical(), blobs[0], epochs=3, batch_size=30, schedule=schedule)
     assert rates == pytest.approx([k / 15 for k in range(16)])
@@ -307,7 +307,7 @@ def test_bfloat16(blobs):
         ({"samples": 0}, "`samples` >= 1"),
         ({"momentum": 1.0}, "`momentum` at least 0 and under 1"),
         ({"curvature_rate": 0.0}, "`curvature_rate` over 0"),
-        ({"optimiser": torch.optim.SGD}, "leave out `optimiser`"),
+        ({"optimizer": torch.optim.SGD}, "leave out `optimizer`"),
     ],
 )
 def test_refusals(blobs, wrong, message):

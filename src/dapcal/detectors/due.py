@@ -78,10 +78,10 @@ def fit(
     bound_of = gpytorch.mlls.VariationalELBO(likelihood, network.process, num_data=size(data))
 
     def two_rates(_: list[Tensor], rate: float) -> Optimizer:
-        optimiser = training.optimiser(_learnt(network.process), faster * rate)
+        optimizer = training.optimizer(_learnt(network.process), faster * rate)
         if _learnt(network.body):
-            optimiser.add_param_group({"params": _learnt(network.body), "lr": rate})
-        return optimiser
+            optimizer.add_param_group({"params": _learnt(network.body), "lr": rate})
+        return optimizer
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         with training.autocast(device):
@@ -100,7 +100,7 @@ def fit(
         _learnt(network),
         dict([*network.named_parameters(), *network.named_buffers()]),
         data,
-        training=replace(training, optimiser=two_rates),
+        training=replace(training, optimizer=two_rates),
         generator=generator,
         method="DUE",
         settings={"body": checkpoints.of_model(body, start=False), "bound": bound, "faster": faster},

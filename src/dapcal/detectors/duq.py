@@ -70,8 +70,8 @@ def fit(
     network = _network(copy.deepcopy(body), example, classes, embedding, length_scale, training.batch_size, generator)
     device = network.weight.device
     parameters: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
-    optimiser = training.optimiser(parameters, float(training.learning_rate))
-    schedule = schedule_of(training, optimiser, data)
+    optimizer = training.optimizer(parameters, float(training.learning_rate))
+    schedule = schedule_of(training, optimizer, data)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         x = x.to(device).detach().requires_grad_(penalty > 0)
@@ -82,9 +82,9 @@ def fit(
         loss = cross_entropies(log_kernel, y).mean()
         if penalty > 0:
             loss = loss + penalty * gradient_penalty(log_kernel.exp(), x)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         network.eval()
         with torch.no_grad(), training.autocast(device):
@@ -102,7 +102,7 @@ def fit(
     run(
         step,
         dict([*network.named_parameters(), *network.named_buffers()]),
-        {"optimiser": optimiser, "schedule": schedule},
+        {"optimizer": optimizer, "schedule": schedule},
         data,
         training=training,
         generator=generator,

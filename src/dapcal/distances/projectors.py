@@ -202,7 +202,7 @@ class Vae:
 
         encoder = layer(x.shape[1], self.hidden) + layer(self.hidden, 2 * self.dimension)
         decoder = layer(self.dimension, self.hidden) + layer(self.hidden, x.shape[1])
-        optimiser = torch.optim.Adam([*encoder, *decoder], lr=self.learning_rate)
+        optimizer = torch.optim.Adam([*encoder, *decoder], lr=self.learning_rate)
         with torch.enable_grad():
             for _ in range(self.epochs):
                 for index in torch.randperm(len(x), generator=generator).split(256):
@@ -212,9 +212,9 @@ class Vae:
                     error = ((_two_layers(latent, decoder) - x[index]) ** 2).sum(1)
                     kl = (0.5 * (mean**2 + (2 * log_scale).exp() - 1) - log_scale).sum(1)
                     loss = (0.5 * error + kl).mean()
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     loss.backward()
-                    optimiser.step()
+                    optimizer.step()
         w1, b1, w2, b2 = (t.detach() for t in encoder)
         return VaeEncoder(center, scale, (w1, b1, w2[:, : self.dimension], b2[: self.dimension]))
 

@@ -30,7 +30,7 @@ from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware
 
 _REFUSED = {
-    "optimiser": "the sampler takes its own steps",
+    "optimizer": "the sampler takes its own steps",
     "schedule": "the step size follows the cycles",
     "patience": "draws come from the whole run, which has no best epoch to go back to",
 }
@@ -74,7 +74,7 @@ def sgld(
         draws: S, from all cycles together.
         seed: of batches and noise.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
-        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `optimiser`,
+        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `optimizer`,
             `schedule` and `patience`.
     """
     plan = Cycles(cycles, exploration, temperature, draws, None)
@@ -113,7 +113,7 @@ def sghmc(
         draws: S, from all cycles together.
         seed: of batches and noise.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
-        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `optimiser`,
+        options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `optimizer`,
             `schedule` and `patience`.
     """
     if not 0 < friction <= 1:

@@ -76,7 +76,7 @@ def fit(
         )
     if options.get("patience") is not None:
         raise ValueError("SWAG averages iterates and has no best one to go back to; leave out `patience`")
-    defaults: Options = {"optimiser": momentum, "schedule": constant, "learning_rate": 0.01}
+    defaults: Options = {"optimizer": momentum, "schedule": constant, "learning_rate": 0.01}
     settings: Options = {**defaults, **options}
     training = Training(**settings)
     data = in_memory(train, "train")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,14 +23,14 @@ def adam(parameters: list[Tensor], learning_rate: float) -> Optimizer:
     return Adam(parameters, lr=learning_rate)
 
 
-def cosine(optimiser: Optimizer, steps: int) -> LRScheduler:
+def cosine(optimizer: Optimizer, steps: int) -> LRScheduler:
     """The default schedule: from the learning rate to zero along a cosine."""
-    return CosineAnnealingLR(optimiser, max(steps, 1))
+    return CosineAnnealingLR(optimizer, max(steps, 1))
 
 
-def constant(optimiser: Optimizer, steps: int) -> LRScheduler:  # noqa: ARG001
+def constant(optimizer: Optimizer, steps: int) -> LRScheduler:  # noqa: ARG001
     """The same learning rate throughout."""
-    return torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0)
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
 
 
 class Options(TypedDict, total=False):
@@ -38,7 +39,7 @@ class Options(TypedDict, total=False):
     epochs: int
     learning_rate: float
     batch_size: int
-    optimiser: Callable[[list[Tensor], float], Optimizer]
+    optimizer: Callable[[list[Tensor], float], Optimizer]
     schedule: Callable[[Optimizer, int], LRScheduler]
     bf16: bool
     held_out: Data | None
@@ -46,6 +47,7 @@ class Options(TypedDict, total=False):
     checkpoint: str | Path | None
     checkpoint_seconds: float
     progress: Progress | bool
+    optimiser: Callable[[list[Tensor], float], Optimizer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,7 @@ class Training:
         epochs: passes over the training data.
         learning_rate: at the start.
         batch_size: where the training data are not a DataLoader.
-        optimiser: makes one from the parameters and the learning rate.
+        optimizer: makes one from the parameters and the learning rate.
         schedule: makes a torch scheduler from the optimiser and the number of steps; it steps after every minibatch.
         bf16: run the network in bfloat16 (autocast); weights and likelihood stay as they are.
         held_out: data whose negative log-likelihood is read after every epoch.
@@ -70,7 +72,7 @@ class Training:
     epochs: int = 100
     learning_rate: float = 1e-3
     batch_size: int = 128
-    optimiser: Callable[[list[Tensor], float], Optimizer] = adam
+    optimizer: Callable[[list[Tensor], float], Optimizer] = adam
     schedule: Callable[[Optimizer, int], LRScheduler] = cosine
     bf16: bool = False
     held_out: Data | None = None
@@ -78,8 +80,14 @@ class Training:
     checkpoint: str | Path | None = None
     checkpoint_seconds: float = 30.0
     progress: Progress | bool = False
+    optimiser: InitVar[Callable[[list[Tensor], float], Optimizer] | None] = None  # the name until 0.1.0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, optimiser: Callable[[list[Tensor], float], Optimizer] | None) -> None:
+        if optimiser is not None:
+            warnings.warn(
+                "`optimiser` is now `optimizer`; the old name goes with the next version", DeprecationWarning, 3
+            )
+            object.__setattr__(self, "optimizer", optimiser)
         if self.epochs < 0 or self.batch_size < 1 or not self.learning_rate > 0:
             raise ValueError(
                 "Expected `epochs` >= 0, `batch_size` >= 1 and `learning_rate` > 0, got "
@@ -93,9 +101,9 @@ class Training:
         return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
 
 
-def schedule_of(training: Training, optimiser: Optimizer, train: Labelled | DataLoader) -> LRScheduler:
+def schedule_of(training: Training, optimizer: Optimizer, train: Labelled | DataLoader) -> LRScheduler:
     """The schedule of a run; it steps after every minibatch."""
-    schedule = training.schedule(optimiser, int(training.epochs) * batch_count(train, training.batch_size))
+    schedule = training.schedule(optimizer, int(training.epochs) * batch_count(train, training.batch_size))
     if isinstance(schedule, ReduceLROnPlateau):
         raise TypeError("ReduceLROnPlateau does not step after every minibatch; use another schedule, or `patience`")
     return schedule

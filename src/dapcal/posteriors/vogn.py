@@ -83,7 +83,7 @@ def fit(
         seed: of batches, gradients and draws.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
         options: epochs, learning rate (η, 0.1 where none is given) and all else of
-            `dapcal.posteriors.training.Training`, but `optimiser`.
+            `dapcal.posteriors.training.Training`, but `optimizer`.
     """
     if not kl_weight > 0 or not damping >= 0 or not initial_scale > 0 or draws < 1 or samples < 1:
         raise ValueError(
@@ -95,8 +95,8 @@ def fit(
             "Expected `momentum` at least 0 and under 1, `curvature_rate` over 0 and at most 1, got "
             f"{momentum} and {curvature_rate}"
         )
-    if options.get("optimiser") is not None:
-        raise ValueError("VOGN takes steps of its own, by natural gradients; leave out `optimiser`")
+    if options.get("optimizer") is not None:
+        raise ValueError("VOGN takes steps of its own, by natural gradients; leave out `optimizer`")
     check(model, likelihood)
     defaults: Options = {"learning_rate": 0.1}
     given: Options = {**defaults, **options}
@@ -129,8 +129,8 @@ def fit(
     def nll(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return -likelihood.log_likelihood(forward(vector, x[None]), y[None]).sum()
 
-    optimiser = SGD([mean], float(training.learning_rate))
-    schedule = schedule_of(training, optimiser, data)
+    optimizer = SGD([mean], float(training.learning_rate))
+    schedule = schedule_of(training, optimizer, data)
 
     @torch.no_grad()
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def fit(
         curvature.mul_(1 - curvature_rate).add_(second, alpha=curvature_rate)
         counter.add_(1)
         mean.grad = slope / (1 - momentum ** int(counter)) / (corrected() + delta + damping)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         return total
 
@@ -162,7 +162,7 @@ def fit(
     run(
         step,
         {"mean": mean, "slope": slope, "curvature": curvature, "step": counter},
-        {"optimiser": optimiser, "schedule": schedule},
+        {"optimizer": optimizer, "schedule": schedule},
         data,
         training=training,
         generator=generator,

@@ -25,7 +25,7 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
     share = epochs / task.options["epochs"]
     again: Options = {
         "epochs": epochs,
-        "schedule": lambda optimiser, steps: cosine(optimiser, round(steps / share)),  # stops where the old ones did
+        "schedule": lambda optimizer, steps: cosine(optimizer, round(steps / share)),  # stops where the old ones did
         "held_out": None,
         "patience": None,
         "progress": Watch(watch.progress, "training on all rows", watch.runs),

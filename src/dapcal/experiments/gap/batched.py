@@ -181,13 +181,13 @@ def _descend(
     first = torch.tensor([network.data for network in networks])[:, None] * count  # of a network's own rows
     own = [torch.Generator().manual_seed(network.seed) for network in networks]
     parameters = [parameter.requires_grad_() for parameter in parameters]
-    optimiser = Adam(parameters, torch.tensor([network.learning_rate for network in networks]).to(x))
+    optimizer = Adam(parameters, torch.tensor([network.learning_rate for network in networks]).to(x))
     snapshots = {}
     for epoch in range(1, max(epochs) + 1):
         order = first + torch.stack([torch.randperm(count, generator=generator) for generator in own])
         for index in order.to(x.device).split(batch_sizes(count, batch_size), 1):
             total = loss(parameters, rows_x[index], rows_y[index], own).sum()  # no network feels another's loss
-            optimiser.step(torch.autograd.grad(total, parameters))
+            optimizer.step(torch.autograd.grad(total, parameters))
         if epoch in epochs:
             snapshots[epoch] = [parameter.detach().clone() for parameter in parameters]
     return snapshots

@@ -64,18 +64,18 @@ def minimise(
         settings: of the method; a checkpoint of other settings is refused.
         held_out_nll: mean negative log-likelihood of a minibatch.
     """
-    optimiser = training.optimiser(parameters, float(training.learning_rate))
-    schedule = schedule_of(training, optimiser, train)
+    optimizer = training.optimizer(parameters, float(training.learning_rate))
+    schedule = schedule_of(training, optimizer, train)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         value = loss(x, y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         return value.detach()
 
-    state: dict[str, Stateful] = {"optimiser": optimiser, "schedule": schedule}
+    state: dict[str, Stateful] = {"optimizer": optimizer, "schedule": schedule}
     run(
         step,
         tensors,
