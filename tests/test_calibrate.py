@@ -574,7 +574,7 @@ class Constant(Loss):
 
 def test_a_loss_of_ones_own():
     assert calibrate(loss=Constant(), guard=None).factor == pytest.approx(2.0, rel=0.02)
-    with pytest.raises(TypeError, match=r"derive it from dapcal\.losses\.Loss"):
+    with pytest.raises(TypeError, match=r"derive it from dapcal\.calibration\.losses\.Loss"):
         calibrate(loss=lambda problem: lambda factor: torch.zeros(len(problem.x)))
     with pytest.raises(TypeError, match=r"derive it from dapcal\.types\.Adjustment"):
         calibrate(adjust=lambda posterior, x: None)

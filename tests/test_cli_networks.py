@@ -539,7 +539,7 @@ def test_a_damaged_array_is_refused(saved):
     ("changed", "match"),
     [
         ({"file": "absent.dap"}, "no file absent.dap"),
-        ({"file": "numbers-train.npz"}, "no artefact"),
+        ({"file": "numbers-train.npz"}, "not an artefact"),
         ({"inputs": "absent.npz"}, "no file absent.npz"),
         ({"inputs": "images-new.npz"}, "images-new.npz: Expected inputs of shape (2,), as in training, got (1, 8, 8)"),
         ({"inputs": "bytes.npz"}, "/ 255"),

@@ -345,7 +345,9 @@ def test_other_parts_that_are_refused():
         deploy.module(replace(calibrated, posterior=replace(calibrated.posterior, likelihood=Own(0.3))))
     first = calibrated.distance.spaces[0]
     other = replace(first, projector=replace(first.projector, network=mlp(2)))
-    with pytest.raises(ValueError, match=r"posterior's own network, got another; calibrate with dapcal\.projectors"):
+    with pytest.raises(
+        ValueError, match=r"posterior's own network, got another; calibrate with dapcal\.distances\.projectors"
+    ):
         deploy.module(replace(calibrated, distance=replace(calibrated.distance, spaces=(other,))))
     with pytest.raises(TypeError, match=r"Expected what dapcal\.calibrate returns, got NetworkPosterior"):
         deploy.module(calibrated.posterior)

@@ -329,7 +329,9 @@ def test_a_few_levels_among_numbers_are_a_category(write):
     assert set(table["children"].to_pylist()) == {"0", "1", "2", "3+"}
 
 
-@pytest.mark.parametrize(("value", "told"), [("n/a?", "no number"), ("1,5", "no number"), ("-inf", "no finite number")])
+@pytest.mark.parametrize(
+    ("value", "told"), [("n/a?", "not a number"), ("1,5", "not a number"), ("-inf", "not a finite number")]
+)
 def test_a_wrong_value_in_a_later_batch_is_named_with_its_row(write, value, told):
     path = write("area,colour\n" + "1,red\n" * 1041 + f'"{value}",red\n')
     batches = stream(path, KINDS, rows=100)

@@ -170,7 +170,7 @@ def test_two_numbers_have_a_map():
 
 def test_the_summary_is_measured_on_held_out_rows(regression: TableModel):
     summary = summarise(regression)
-    (chose, (x, y, _)) = regression.halves()
+    (chose, (x, y)) = regression.halves()
     prediction, scale = regression.calibrated(x), rows()["price"].to_numpy().std()
     assert summary.rows == len(x)
     assert summary.train_rows + summary.held_out == 240

@@ -120,7 +120,7 @@ def test_what_cannot_be_learnt(values, task, match):
 @pytest.mark.parametrize(
     ("target", "values", "match"),
     [
-        (Classes(("blue", "red"), "text"), ["red", "rad"], r"Row 8: the target 'rad' is no .*did you mean 'red'\?"),
+        (Classes(("blue", "red"), "text"), ["red", "rad"], r"Row 8: the target 'rad' is not a .*did you mean 'red'\?"),
         (Classes(("0", "1"), "number"), [1, 7], "Row 8: the target '7' is not a class of .*; these are: 0, 1"),
         (Classes(("0", "1"), "number"), ["1", "x"], "Row 8: column `target` holds 'x', which is not a number"),
         (Classes(("a", "b"), "text"), ["a", None], "Row 8: the target is missing; leave out such rows"),

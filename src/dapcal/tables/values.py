@@ -134,7 +134,7 @@ def _no_number(column: pa.ChunkedArray, row: int, name: str, source: str, first_
     value = column[row].as_py()
     dressed = any(re.match(pattern, str(value)) for pattern in (_NUMBER_WITH_COMMA, _DRESSED))
     advice = _PLAINLY.replace("them", "it") if dressed else "correct it, or leave it empty if it is missing"
-    return f"{at(source, first_row + row)}: column `{name}` holds {short(value)}, which is no {what}; {advice}"
+    return f"{at(source, first_row + row)}: column `{name}` holds {short(value)}, which is not a {what}; {advice}"
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
