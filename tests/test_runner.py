@@ -26,7 +26,7 @@ from dapcal.experiments import EXPERIMENTS, image_run, parallel
 from dapcal.experiments.image_run import run_task, settings
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.experiments.runner import as_json, run_and_write
-from image_cases import TASK
+from image_cases import TASK, doze
 
 BLOBS = Experiment(
     "Blobs", "Made up.", partial(run_task, "blobs", TASK), ("seeds", "device", "parts", "jobs", "full"), settings(TASK)
@@ -73,7 +73,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def assert_all_end(group: int, seconds: float = 60) -> None:
@@ -145,11 +145,6 @@ def test_kills_at_random_moments_change_nothing_with_two_jobs(uninterrupted: dic
 
 
 # Interrupted
-
-
-def doze(place: Path) -> None:
-    place.touch()
-    time.sleep(1000)
 
 
 def dozing(run: Run) -> Outcome:
