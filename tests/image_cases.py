@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -55,3 +57,9 @@ TASK = ImageTask(
     inside="blobs", outside=("noise", "flat"), network=small, epochs=3, batch_size=128, learning_rate=1e-3,
     variational_rate=3e-3, swag_epochs=4, draws=26, members=2, held_out=120,
 )  # fmt: skip
+
+
+def doze(place: Path) -> None:
+    """Work that says that it has begun and does not end."""
+    place.touch()
+    time.sleep(1000)

@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from decimal import Decimal
@@ -138,15 +139,18 @@ def run_bash(block: Block, folder: Path) -> str:
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1",
         "TERM": "dumb",
     }  # fmt: skip
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = ["bash", "-euo", "pipefail", "-c", block.code]
-    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes) as process:
-        process.wait()
-        with contextlib.suppress(ProcessLookupError):  # what a block that failed left running would be waited for
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+        # files, not pipes: what a block that failed left running would hold a pipe open, and be waited for
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, text=True, stdout=printed, stderr=errors, start_new_session=True
+        )
+        code = process.wait()
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
-        printed, errors = process.communicate()
-    assert process.returncode == 0, f"{block.page.name}:{block.line}\n{printed}{errors}"
-    return printed
+        output, told = ((file.seek(0), file.read())[1] for file in (printed, errors))
+    assert code == 0, f"{block.page.name}:{block.line}\n{output}{told}"
+    return output
 
 
 def follows(block: Block, following: Block) -> bool:

@@ -73,13 +73,6 @@ def assert_moments(draws: Tensor, chains: int, mean: Tensor, covariance: Tensor)
     assert (errors.abs() < 4 * (variances / effective).sqrt()).all()
 
 
-def test_draws_have_the_moments_of_an_exact_gaussian_posterior():
-    x, y, mean, covariance = line()
-    posterior = hmc.fit(linear(), Gaussian(0.5), (x, y), prior_scale=1.5, draws=360, warm_up=100, chains=2)
-    assert posterior.draws.shape == (360, 2)
-    assert_moments(posterior.draws, 2, mean, covariance)
-
-
 def test_a_logistic_regression_agrees_with_quadrature_on_a_grid(generator):
     x = torch.randn(12, 2, generator=generator)
     y = (x[:, 0] > 0.3).long()

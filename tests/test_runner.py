@@ -27,7 +27,7 @@ from dapcal.experiments import EXPERIMENTS, parallel
 from dapcal.experiments.images.run import run_task, settings
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.experiments.runner import as_json, run_and_write
-from image_cases import TASK
+from image_cases import TASK, doze
 
 BLOBS = Experiment(
     "Blobs", "Made up.", partial(run_task, "blobs", TASK), ("seeds", "device", "parts", "jobs", "full"), settings(TASK)
@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def assert_all_end(group: int, seconds: float = 60) -> None:
@@ -168,11 +168,6 @@ def test_the_first_error_is_raised_though_other_calls_go_on():
 
 
 # Interrupted
-
-
-def doze(place: Path) -> None:
-    place.touch()
-    time.sleep(1000)
 
 
 def dozing(run: Run) -> Outcome:
