@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Annotated
 
 from dapcal.cli.calibrate import calibrate
-from dapcal.cli.common import typer
+from dapcal.cli.common import TERMINATED, typer
 from dapcal.cli.doctor import doctor
 from dapcal.cli.experiments import demo, reproduce
 from dapcal.cli.explain import explain
@@ -42,5 +43,12 @@ def version_option(
 
 def main() -> None:
     """Entry point; an interrupted or terminated run cleans up and ends without a traceback."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    app()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        app()
+    except SystemExit as ended:
+        if ended.code == TERMINATED:  # all is cleaned up; threads of pyarrow still at work would abort Python's own end
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(TERMINATED)
+        raise

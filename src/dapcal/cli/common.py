@@ -23,7 +23,7 @@ try:
 except ImportError as error:  # pragma: no cover
     raise SystemExit(f"The command line needs {error.name}; install it with: pip install 'dapcal[all]'") from error
 
-FAILED, WRONG, INTERRUPTED = 1, 2, 130
+FAILED, WRONG, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 MAX_SEED = 2**63 - 1  # that a torch.Generator takes
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
