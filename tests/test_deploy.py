@@ -267,21 +267,23 @@ def test_programs_predict_what_the_calibrated_posterior_does(case, tmp_path, mon
     calibrated = calibrated_of(posterior_of, likelihood, make, **options)
     x = queries(calibrated)
     program = deploy.export(calibrated)
-    torch.export.save(program, tmp_path / "model.pt2")
-    exported, stored = program.module(), torch.export.load(tmp_path / "model.pt2").module()
-    assert type(stored(x)) is dict  # no type of dapcal
+    exported = program.module()
     path = tmp_path / "model.onnx"
     deploy.to_onnx(calibrated, path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     for n in (1, 2, 17):
         assert_same(exported(x[:n]), calibrated, x[:n])
-        assert_same(stored(x[:n]), calibrated, x[:n])
         assert_same(dict(zip(names, session.run(None, {"x": x[:n].numpy()}), strict=True)), calibrated, x[:n])
-    assert {path, tmp_path / "model.pt2"} == set(tmp_path.iterdir())
+    assert [path] == list(tmp_path.iterdir())
     assert [(i.name, i.shape) for i in session.get_inputs()] == [("x", ["batch", 4])]
     assert all(output.shape[0] == "batch" for output in session.get_outputs())
     assert onnx.load(path).opset_import[0].version == programs.OPSET
+    if posterior_of is last_layer:  # once: a file takes a second
+        torch.export.save(program, tmp_path / "model.pt2")
+        stored = torch.export.load(tmp_path / "model.pt2").module()(x)
+        assert type(stored) is dict  # no type of dapcal
+        assert_same(stored, calibrated, x)
 
 
 def test_a_failed_export_leaves_an_earlier_file_alone(tmp_path, monkeypatch):
