@@ -18,7 +18,7 @@ from dapcal.data import Labelled, split
 from dapcal.explain import explain
 from dapcal.gaussians import FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Bernoulli, Gaussian
-from dapcal.models import arrays, image_folders, load, network, writing
+from dapcal.models import arrays, image_folders, load, network, network_posteriors, writing
 from dapcal.models import factories as named_networks
 from dapcal.models.network import NetworkModel
 from dapcal.models.network_fitting import fit
@@ -261,9 +261,10 @@ def test_one_logit_is_of_two_classes():
     assert own.columns(labelled(5, 2).x)["probability"].shape == (5, 2)
 
 
-def test_a_wide_last_layer_has_kronecker_factors():
-    assert isinstance(_gaussian(classifier(width=400)), FullGaussian)
-    assert isinstance(_gaussian(classifier(width=600)), KroneckerGaussian)
+def test_a_wide_last_layer_has_kronecker_factors(monkeypatch):
+    monkeypatch.setattr(network_posteriors, "_FULL", 40)
+    assert isinstance(_gaussian(classifier(width=19)), FullGaussian)
+    assert isinstance(_gaussian(classifier(width=20)), KroneckerGaussian)
 
 
 def _gaussian(model: nn.Module):
