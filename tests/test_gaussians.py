@@ -323,3 +323,18 @@ def test_envelope_is_reached_where_only_the_prior_speaks():
     prior = make_prior({"w": 2}, 0.5)
     _, matrix = linear_map(gaussian, prior, 1.5, False)
     np.testing.assert_allclose(np.diag(matrix), [4, 1], rtol=1e-9)
+
+
+def test_forms_of_a_full_covariance_equal_its_dense_variances():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(13, 13, generator=generator, dtype=torch.float64)
+    gaussian = FullGaussian(torch.zeros(13, dtype=torch.float64), root @ root.T)
+    index = torch.randperm(13, generator=generator)[:12].reshape(3, 4)  # a layer of three outputs, one more parameter
+    weights = torch.randn(2, 3, 3, generator=generator, dtype=torch.float64)
+    features = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    jacobian = torch.zeros(5, 3, 13, dtype=torch.float64)
+    for c in range(3):
+        jacobian[:, c, index[c]] = features
+    covariance = jacobian @ gaussian.covariance @ jacobian.mT  # (5, 3, 3)
+    found = torch.einsum("nd,kdf,nf->nk", features, gaussian.forms(index, weights), features)
+    assert torch.allclose(found, torch.einsum("kce,nce->nk", weights, covariance))

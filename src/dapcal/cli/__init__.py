@@ -8,7 +8,7 @@ import sys
 from typing import Annotated
 
 from dapcal.cli.calibrate import calibrate
-from dapcal.cli.common import TERMINATED, typer
+from dapcal.cli.common import INTERRUPTED, TERMINATED, typer
 from dapcal.cli.doctor import doctor
 from dapcal.cli.experiments import demo, reproduce
 from dapcal.cli.explain import explain
@@ -46,9 +46,16 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         app()
+    except KeyboardInterrupt:  # between two places that say what an interrupted run leaves
+        _end_at_once(INTERRUPTED)
     except SystemExit as ended:
-        if ended.code == TERMINATED:  # all is cleaned up; threads of pyarrow still at work would abort Python's own end
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(TERMINATED)
+        if ended.code in (INTERRUPTED, TERMINATED):
+            _end_at_once(ended.code)
         raise
+
+
+def _end_at_once(code: int) -> None:
+    """When all is cleaned up: threads still at work, or the same signal once more, would abort Python's own end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

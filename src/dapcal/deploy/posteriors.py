@@ -11,7 +11,7 @@ from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
 from dapcal.networks import as_tensor, dense_chain, one_column
-from dapcal.posteriors.linear import LastLayer, layer_index
+from dapcal.posteriors.linear import LastLayer, layer_index, pooled_weights
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import Posterior
 
@@ -142,9 +142,7 @@ def variance_roots(posterior: NetworkPosterior, index: Tensor) -> Tensor:
     gaussian, likelihood = posterior.gaussian, posterior.likelihood
     left = likelihood.locations(torch.eye(len(index), dtype=torch.float64, device=index.device)).T  # (L, C)
     if isinstance(gaussian, FullGaussian):
-        covariance = gaussian.covariance.double()[index.flatten()][:, index.flatten()]
-        blocks = covariance.unflatten(1, index.shape).unflatten(0, index.shape)  # (C, D, C, D)
-        forms = _pooled(likelihood, torch.einsum("lc,cdef,le->ldf", left, blocks, left))
+        forms = gaussian.forms(index, pooled_weights(likelihood, left))
     elif isinstance(gaussian, DiagonalGaussian | KroneckerGaussian):
         variance = gaussian.variance.double()
         alone = torch.ones_like(index, dtype=torch.bool)

@@ -27,6 +27,7 @@ class FullGaussian:
     mean: Tensor  # (P,)
     covariance: Tensor  # (P, P)
     _eigenpairs: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    _forms: dict[tuple[bytes, bytes], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_mean(self.mean)
@@ -89,6 +90,20 @@ class FullGaussian:
         """diag(J Σ Jᵀ) in the eigenbasis."""
         eigenvalues, vectors = self._eigen(torch.arange(len(self.mean)))
         return (jacobian.double() @ vectors).square() @ eigenvalues.clamp_min(0)
+
+    def forms(self, index: Tensor, weights: Tensor) -> Tensor:
+        """Quadratic forms A (K, D, D) of a layer's features φ: φᵀ A_k φ = Σ_ce W_kce Cov(θ_cᵀ φ, θ_eᵀ φ).
+
+        Args:
+            index: positions of the layer's rows θ_c in the flat vector, (C, D).
+            weights: W, (K, C, C).
+        """
+        key = index.cpu().numpy().tobytes(), weights.cpu().numpy().tobytes()
+        if key not in self._forms:
+            flat = index.flatten()
+            blocks = self.covariance.double()[flat][:, flat].unflatten(1, index.shape).unflatten(0, index.shape)
+            self._forms[key] = torch.einsum("kce,cdef->kdf", weights, blocks)
+        return self._forms[key]
 
     def directions(self, prior: Prior, group: int) -> Eigenvectors:
         """The eigenvectors of Σ_AA."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from dapcal.gaussians import DiagonalGaussian, Gaussian, KroneckerGaussian
+from dapcal.gaussians import DiagonalGaussian, FullGaussian, Gaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments, Profile, aware_groups, from_jacobian, joined, make_pieces, need_prior
 from dapcal.networks import (
@@ -110,6 +110,12 @@ class LastLayer:
         )  # fmt: skip
         index = layer_index(posterior.layout, self.layer, self.bias).to(center.device)
         left = likelihood.locations(torch.eye(len(index), dtype=torch.float64, device=center.device)).T  # (L, C)
+        if isinstance(gaussian, FullGaussian) and not moving:
+            forms = gaussian.forms(index, pooled_weights(likelihood, left))  # (K, D, D)
+            features = self.features(posterior.network, x)
+            wide = features.double()
+            variance = torch.stack([(wide @ form * wide).sum(1) for form in forms], 1).clamp_min(0)
+            return OutputMoments(features @ center[index].T, variance)
         separable = isinstance(gaussian, DiagonalGaussian | KroneckerGaussian)
         if moving and isinstance(gaussian, KroneckerGaussian):
             gaussian.check(need_prior(prior))
@@ -172,6 +178,12 @@ def layer_index(layout: Layout, layer: str, bias: bool) -> Tensor:
     positions = layout.unflatten(torch.arange(sum(layout.sizes.values())))
     weight = positions[parameter_name(layer, "weight")].flatten(1)
     return torch.cat([weight, positions[parameter_name(layer, "bias")][:, None]], 1) if bias else weight
+
+
+def pooled_weights(likelihood: Likelihood, left: Tensor) -> Tensor:
+    """The pooled variance of the locations left·f as weights (K, C, C) of the outputs' covariances."""
+    pairs = torch.einsum("lc,le->cel", left, left)
+    return likelihood.pooled(pairs).movedim(-1, 0).contiguous()
 
 
 def center_outputs(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
