@@ -458,7 +458,7 @@ def test_factors_per_group_reach_calibrate():
 
 def test_a_temperature_never_raises_the_held_out_nll_and_composes():
     sharp = replace(posterior(), likelihood=Categorical(temperature=0.3))
-    plain, tempered = calibrate(sharp), calibrate(sharp, temperature=True)
+    plain, tempered = (calibrate(sharp, temperature=flag) for flag in (False, True))
     assert tempered.curve.base_nll < plain.curve.base_nll - 0.01
     assert tempered.posterior.likelihood.temperature > 0.3
     # once more changes nothing: it multiplies the temperature that is there already

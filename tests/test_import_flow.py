@@ -34,14 +34,13 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"types": ("dapcal.types", "dapcal.ensembles", "dapcal.hardest")},
     {"posteriors": ("dapcal.posteriors",)},
     {"distances": ("dapcal.distances", "dapcal.ranks")},
-    {"adjust": ("dapcal.adjust",)},
+    {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics",)},
     {"calibration": ("dapcal.calibration",)},
     {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
     {"calibrate": ("dapcal.calibrate", "dapcal.artifact")},
     {
         "adapters": ("dapcal.adapters",),
         "detectors": ("dapcal.detectors",),
-        "metrics": ("dapcal.metrics",),
         "explain": ("dapcal.explain",),
     },
     {

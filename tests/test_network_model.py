@@ -18,12 +18,13 @@ from dapcal.data import Labelled, split
 from dapcal.explain import explain
 from dapcal.gaussians import FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Bernoulli, Gaussian
-from dapcal.models import arrays, image_folders, load, network, network_posteriors, writing
+from dapcal.models import arrays, image_folders, load, network, writing
 from dapcal.models import factories as named_networks
 from dapcal.models.network import NetworkModel
 from dapcal.models.network_fitting import fit
 from dapcal.models.subject import Picture
 from dapcal.png import image_png
+from dapcal.posteriors import plain
 from dapcal.report import write
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.types.DapcalWarning")  # few held-out inputs are wrong
@@ -262,7 +263,7 @@ def test_one_logit_is_of_two_classes():
 
 
 def test_a_wide_last_layer_has_kronecker_factors(monkeypatch):
-    monkeypatch.setattr(network_posteriors, "_FULL", 40)
+    monkeypatch.setattr(plain, "FULL", 40)
     assert isinstance(_gaussian(classifier(width=19)), FullGaussian)
     assert isinstance(_gaussian(classifier(width=20)), KroneckerGaussian)
 
@@ -271,11 +272,10 @@ def _gaussian(model: nn.Module):
     return fit([model], labelled(60, 0), labelled(60, 1)).calibrated.posterior.gaussian
 
 
-def test_a_network_without_last_layer_needs_the_full_approximation():
+def test_a_network_without_last_layer_is_taken_whole():
     model = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 4, 2), nn.Tanh(), nn.Conv1d(4, 2, 3), nn.Flatten())
     train, held_out = labelled(80, 0, 4), labelled(60, 1, 4)
-    with pytest.raises(ValueError, match="`laplace` takes all layers"):
-        fit([model], train, held_out)
+    assert isinstance(fit([model], train, held_out).calibrated.posterior.gaussian, KroneckerGaussian)
     assert fit([model], train, held_out, posterior="laplace").classes == ("0", "1")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dapcal import artifact
-from dapcal.calibrate import in_domain
+from dapcal.calibration.in_domain import in_domain
 from dapcal.data import Labelled, split
 from dapcal.ensembles import seen
 from dapcal.likelihoods import Categorical, Gaussian

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from dapcal import likelihoods, networks, prior
 from dapcal.adjust import inflate, matched, reweight, transport
 from dapcal.calibrate import Calibrated
-from dapcal.calibration import ood_score, scales, search
+from dapcal.calibration import ood_score, scales, search, summary
 from dapcal.distances import metrics, neighbors, projectors, radius, spaces
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
 from dapcal.networks import frozen_copy
@@ -41,7 +41,7 @@ __all__ = ["Stored", "load", "open", "save"]
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, prior, likelihoods,
     inflate, reweight, matched, transport, spaces, metrics, neighbors, projectors, radius, ood_score, scales, search,
-    diagonal, full, kronecker, low_rank,
+    summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""
 

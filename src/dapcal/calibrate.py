@@ -6,33 +6,37 @@ calibration inputs x* ──► loss(φ), subject to the guard ──► φ ─�
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dapcal.adjust import Inflate
 from dapcal.calibration.inputs import Chosen, Given, OODInputs
 from dapcal.calibration.losses import Loss, Problem, Target
 from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
+from dapcal.calibration.reference import Reference, alone, choose_reference, outputs_alone
 from dapcal.calibration.scales import Exp
 from dapcal.calibration.search import Curve, Point, search
+from dapcal.calibration.summary import Judged, Summary, summarise
 from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
 from dapcal.distances.projectors import LayerFeatures
-from dapcal.ensembles import Evaluated, outputs_with_spread, read_by, seen
+from dapcal.ensembles import Evaluated, base_ensemble, outputs_with_spread, read_by, seen
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import Likelihood
 from dapcal.moving import moved
-from dapcal.networks import shared
+from dapcal.networks import plain, shared
+from dapcal.posteriors.plain import around, likelihood_for, outputs_at
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
 from dapcal.storing import Stores
@@ -43,7 +47,8 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    posterior: Posterior,
+    posterior: Posterior | nn.Module,
+    likelihood: Likelihood | None = None,
     *,
     train: Data,
     held_out: Data,
@@ -52,7 +57,7 @@ def calibrate(
     adjust: Adjustment | None = None,
     loss: Loss | None = None,
     guard: float | None = 0.01,
-    temperature: bool = False,
+    temperature: bool | None = None,
     scale: Scale | None = None,
     candidates: int = 100,
     seed: int = 0,
@@ -60,7 +65,10 @@ def calibrate(
     """Choose φ, so that predictions become as uncertain as they should be away from the training inputs.
 
     Args:
-        posterior: any posterior with at least two draws.
+        posterior: a trained network, or any posterior with at least two draws. A network gets a Laplace
+            approximation of its last layer, with the σ0 that is best for the half of the held-out data that chooses φ.
+        likelihood: p(y | outputs) of a network; by default `Categorical()` for whole-number targets, one output a
+            class, `Bernoulli()` for one logit, and `Gaussian` for fractions. A posterior has its own.
         train: the data it was fitted to, whose inputs distances are measured from.
         held_out: in-distribution data it was not fitted to. Half of it (by `seed`) chooses φ, radius and scales,
             the other half gives p-values. A hundred or more are a good start.
@@ -71,9 +79,11 @@ def calibrate(
             the same training inputs serves again, e.g. for another adjustment.
         adjust: how the posterior is adjusted; by default `Inflate()`. `Reweight()` is the paper.
         loss: what φ minimises; by default `Target()`, the paper's.
-        guard: nats by which the held-out negative log-likelihood may rise, its standard error included (so few
-            held-out inputs make φ cautious); None is the paper.
-        temperature: calibrate in-domain first: temperature (classification) or noise level (regression).
+        guard: nats by which the held-out negative log-likelihood may rise above the best of what was there before
+            (the network itself, or its posterior), its standard error included (so few held-out inputs make φ
+            cautious); None is the paper.
+        temperature: calibrate in-domain first: temperature (classification) or noise level (regression). By default
+            where it helps held-out rows that it was not fitted to.
         scale: g(φ); by default `Exp()`.
         candidates: values of φ on the first grid.
         seed: of the split of the held-out data.
@@ -81,13 +91,19 @@ def calibrate(
     Returns:
         What the user keeps: call it on inputs.
     """
-    adjust, loss, scale = _options(adjust, loss, scale, temperature)
-    train_data, held = _check_data(posterior, adjust, gather(train, "train"), gather(held_out, "held_out"))
-    adjust = adjust.fitted(posterior.likelihood, train_data.y)
+    adjust, loss, scale = _options(adjust, loss, scale)
+    train_data, held = gather(train, "train"), gather(held_out, "held_out")
     rows = split(len(held.x), torch.Generator().manual_seed(seed))
+    if isinstance(posterior, nn.Module):
+        posterior = _around_network(posterior, likelihood, train_data, held, rows[0], seed)
+    elif likelihood is not None:
+        raise TypeError(f"A posterior has its likelihood, {posterior.likelihood}, already; leave `likelihood` out")
+    train_data, held = _check_data(posterior, adjust, train_data, held)
+    adjust = adjust.fitted(posterior.likelihood, train_data.y)
     first, second = (held.subset(half) for half in rows)
-    if temperature:
-        posterior = in_domain(posterior, first, drawn=not adjust.closed_form)
+    given, drawn = posterior, not adjust.closed_form
+    reference = choose_reference(posterior, first, drawn, temperature, guard)
+    posterior = reference.posterior
     likelihood = posterior.likelihood
 
     with shared(posterior.network, train_data.x), shared(posterior.network, first.x):
@@ -112,33 +128,45 @@ def calibrate(
     )
     loss_at = loss(problem)
 
-    base_log_prob = likelihood.log_prob(base, first.y)
-
     def evaluate(factor: float) -> Point:
         log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
-        error = (base_log_prob - log_prob).std() / math.sqrt(len(log_prob))
+        error = (reference.log_prob - log_prob).std() / math.sqrt(len(log_prob))
         return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()), error=float(error))
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
     typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
-    phi, curve = search(evaluate, scale, 1 / (typical * lead), guard, candidates, limited=adjust.limited)
+    phi, curve = search(
+        evaluate,
+        scale,
+        unit=1 / (typical * lead),
+        guard=guard,
+        candidates=candidates,
+        limited=adjust.limited,
+        reference=float(-reference.log_prob.mean()),
+    )
 
     with shared(posterior.network, second.x):
-        base_second = seen(posterior, second.x, drawn=not adjust.closed_form)
+        adjusted_second = adjust(posterior, second.x)
         raw_second, further_second = measured.distance.raw(second.x), raw_in(measured.further, second.x)
+    d0_second = measured.distance.combine(raw_second)
+    base_second = adjusted_second(torch.zeros_like(d0_second))
+    evidence = fit_evidence(
+        measured.further,
+        scaling=pieces_of(likelihood, base, raw_first, further_first),
+        conformal=pieces_of(likelihood, base_second, raw_second, further_second),
+    )
+    factor = float(scale(torch.tensor(phi, dtype=torch.float64)))
+    judged = Judged(likelihood, adjusted_second(factor * d0_second))
     return Calibrated(
         posterior=posterior,
         distance=measured.distance,
         scale=scale,
         phi=phi,
         adjust=adjust,
-        evidence=fit_evidence(
-            measured.further,
-            scaling=pieces_of(likelihood, base, raw_first, further_first),
-            conformal=pieces_of(likelihood, base_second, raw_second, further_second),
-        ),
+        evidence=evidence,
         curve=curve,
         notes=(
+            *reference.notes,
             *measured.notes,
             f"smallest possible p-value: {1 / (len(second.x) + 1):.3g}",
             f"calibrated on {chosen.origin}",
@@ -146,6 +174,7 @@ def calibrate(
         example=train_data.x[:1].clone(),
         chooses=rows[0],
         judges=rows[1],
+        measured=_measured(given, reference, second, drawn, judged, evidence.held_out),
     )
 
 
@@ -165,6 +194,7 @@ class Calibrated:
         example: one training input, for the shape and dtype that inputs must have.
         chooses: rows of the held-out data that chose φ, the radius and scales; None in files of earlier versions.
         judges: rows of the held-out data that p-values are read from; on these nothing was chosen.
+        measured: quality before and after at the rows that judge; None in files of earlier versions.
     """
 
     stores = Stores()
@@ -180,6 +210,7 @@ class Calibrated:
     example: Tensor
     chooses: Tensor | None = None
     judges: Tensor | None = None
+    measured: Summary | None = None
 
     def __call__(self, x: Tensor) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
@@ -218,6 +249,15 @@ class Calibrated:
         with shared(self.posterior.network, x, self._layers):
             adjusted, raw = self.adjust(self.posterior, x), self.distance.raw(x)
             return self._predict(x, adjusted, raw, self.distance.joint(x).expand(len(x)), is_joint=True)
+
+    def summary(self) -> Summary:
+        """What was there before and what is there now, at held-out rows that chose nothing; print it.
+
+        Nothing is accepted, rejected or chosen by these numbers.
+        """
+        if self.measured is None:
+            raise ValueError("This file is of an earlier version, which kept no summary; calibrate again to have one")
+        return self.measured
 
     def __repr__(self) -> str:
         spaces = ", ".join(space.name for space in self.distance.spaces)
@@ -272,34 +312,7 @@ class Calibrated:
         )
 
 
-def in_domain(posterior: Posterior, held_out: Labelled, drawn: bool = False) -> Posterior:
-    """The posterior with the temperature or noise level that minimises the held-out negative log-likelihood.
-
-    Args:
-        posterior: a dataclass.
-        held_out: in-distribution data that it was not fitted to.
-        drawn: see it by its draws, also where it has moments.
-    """
-    from scipy.optimize import minimize_scalar
-
-    if not is_dataclass(posterior) or isinstance(posterior, type):
-        raise TypeError(
-            f"{type(posterior).__name__} is not a dataclass: calibrate its likelihood before, and pass it in"
-        )
-    read = read_by(posterior, held_out.x, drawn)
-
-    def nll(log_factor: float) -> float:
-        likelihood = posterior.likelihood.rescaled(math.exp(log_factor))
-        base = read(likelihood)
-        return float(-likelihood.log_prob(base, held_out.y.to(base.outputs.device)).mean())
-
-    best = minimize_scalar(nll, bounds=(-4, 4), method="bounded", options={"xatol": 1e-4}).x
-    return replace(posterior, likelihood=posterior.likelihood.rescaled(math.exp(best)))
-
-
-def _options(
-    adjust: Adjustment | None, loss: Loss | None, scale: Scale | None, temperature: bool
-) -> tuple[Adjustment, Loss, Scale]:
+def _options(adjust: Adjustment | None, loss: Loss | None, scale: Scale | None) -> tuple[Adjustment, Loss, Scale]:
     """Defaults filled in; what cannot work is refused."""
     for name, option in (("adjust", adjust), ("loss", loss), ("scale", scale)):
         if isinstance(option, type):
@@ -314,12 +327,37 @@ def _options(
                 f"Expected `{name}` to say all that a {kind.__name__} does, but {type(option).__name__} does not; "
                 f"derive it from {kind.__module__}.{kind.__name__}"
             )
-    if temperature and loss is not None and loss.refits:
-        raise ValueError(
-            f"temperature=True does not reach the posteriors that {type(loss).__name__} refits; calibrate the "
-            "likelihood inside `refit`"
-        )
     return adjust or Inflate(), loss or Target(), scale or Exp()
+
+
+def _around_network(
+    network: nn.Module, likelihood: Likelihood | None, train: Labelled, held_out: Labelled, chooses: Tensor, seed: int
+) -> Posterior:
+    """A posterior of a trained network, which stays as it is."""
+    check_inputs(held_out.x, "held_out", like=train.x)
+    network = copy.deepcopy(plain(network)).eval()
+    if likelihood is None:
+        likelihood = likelihood_for(network, train)
+    one = outputs_at(network, train.x[:1])
+    first = held_out.subset(chooses.to(held_out.x.device))
+    train, first = (_check_targets(likelihood, one, data) for data in (train, first))
+    return around(network, likelihood, train, first, seed)
+
+
+def _measured(
+    given: Posterior, reference: Reference, judges: Labelled, drawn: bool, calibrated: Judged, scores: Tensor
+) -> Summary:
+    """Quality before and after at the rows that judge."""
+    before = Judged(given.likelihood, seen(given, judges.x, drawn))
+    scaled, network = calibrated, None
+    if reference.network is not None and (module := alone(given)) is not None:
+        outputs = outputs_alone(module, judges.x)[None]
+        network = Judged(given.likelihood, base_ensemble(given.likelihood, outputs))
+        scaled = Judged(reference.network, base_ensemble(reference.network, outputs))
+    if reference.name == "posterior":
+        own = reference.posterior.likelihood
+        scaled = Judged(own, read_by(given, judges.x, drawn)(own))
+    return summarise(judges.y, network, before, scaled, reference.name, calibrated, scores)
 
 
 def _check_data(

@@ -48,6 +48,7 @@ def search(
     span: tuple[float, float] = (1e-8, 1e6),
     rounds: int = 3,
     limited: bool = False,
+    reference: float | None = None,
 ) -> tuple[float, Curve]:
     """φ of the smallest loss among those whose held-out NLL rises by no more than `guard`, within one standard error.
 
@@ -62,12 +63,14 @@ def search(
         rounds: refinements; each divides the interval around the best φ by five.
         limited: whether predictions stop changing at some distance, so that a loss that stays flat from some φ on is
             no reason for a warning.
+        reference: the NLL that the guard counts from; by default the uncalibrated one.
     """
     if candidates < 3:
         raise ValueError(f"Expected `candidates` >= 3, got {candidates}")
     base = evaluate(0.0)
     # a little slack: at the smallest factors the NLL differs from the uncalibrated one by rounding
-    limit = math.inf if guard is None else base.nll + guard + 1e-7 * max(1.0, abs(base.nll))
+    known = base.nll if reference is None else reference
+    limit = math.inf if guard is None else known + guard + 1e-7 * max(1.0, abs(known))
     steps = torch.linspace(math.log(span[0]), math.log(span[1]), candidates, dtype=torch.float64)
     reached = scale.inverse(torch.exp(steps + math.log(unit)))
     grid = reached[reached.isfinite()].unique()
@@ -93,13 +96,13 @@ def search(
         best = _best(tried, limit)
     if best is None:
         raise NothingToCalibrate(
-            f"No φ keeps the held-out NLL within {guard} nats of its uncalibrated value {base.nll:.4g} (the smallest "
+            f"No φ keeps the held-out NLL within {guard} nats of what it was before, {known:.4g} (the smallest "
             f"found is {min(p.nll for p in tried.values()):.4g}); raise `guard`, or set guard=None"
         )
     for _ in range(rounds):
-        known = sorted(tried)
-        place = known.index(best)
-        lower, upper = known[max(place - 1, 0)], known[min(place + 1, len(known) - 1)]
+        ordered = sorted(tried)
+        place = ordered.index(best)
+        lower, upper = ordered[max(place - 1, 0)], ordered[min(place + 1, len(ordered) - 1)]
         # both sides of the best apart: a grid over the whole interval meets it again, but for rounding
         for end in {lower, upper} - {best}:
             for phi in torch.linspace(end, best, 6, dtype=torch.float64)[1:-1].tolist():

@@ -40,6 +40,10 @@ class Gaussian(Protocol):
         """log Z(c) for c (M, G), in float64, (M,)."""
         ...
 
+    def narrowed(self, share: float) -> Gaussian:
+        """N(μ, share² Σ)."""
+        ...
+
     def transport(self, draws: Tensor, c: Tensor, prior: Prior, shift: bool) -> Tensor:
         """Draws (S, P) of N(μ, Σ) turned into draws of N(μ or μ_d, Σ_d) with the same noise, for one c (G,)."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class DiagonalGaussian:
         """Draws (n, P)."""
         noise = torch.randn(n, len(self.mean), generator=generator, dtype=self.mean.dtype)
         return (self.mean + self.variance.sqrt() * noise.to(self.mean.device)).to(self.mean.dtype)
+
+    def narrowed(self, share: float) -> DiagonalGaussian:
+        """N(μ, share² Σ)."""
+        return replace(self, variance=share**2 * self.variance)
 
     def contracted(self, prior: Prior) -> int:
         """Number of σ_i above σ0 by more than rounding among the distance-aware parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,10 +26,11 @@ class FullGaussian:
 
     mean: Tensor  # (P,)
     covariance: Tensor  # (P, P)
+    eigenpairs: InitVar[tuple[Tensor, Tensor] | None] = None  # of the covariance, where they are known already
     _eigenpairs: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     _forms: dict[tuple[bytes, bytes], Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, eigenpairs: tuple[Tensor, Tensor] | None) -> None:
         check_mean(self.mean)
         p = len(self.mean)
         if self.covariance.shape != (p, p):
@@ -38,6 +39,8 @@ class FullGaussian:
             self.covariance, self.covariance.T, atol=1e-5 * float(self.covariance.abs().max())
         ):
             raise ValueError("Expected a finite, symmetric `covariance`; symmetrise it with (C + C.T) / 2")
+        if eigenpairs is not None:
+            self._eigenpairs[_key(torch.arange(p))] = eigenpairs
         if self._eigen(torch.arange(p))[0].min() < -1e-6 * self.covariance.diagonal().max():
             raise ValueError("Expected a positive semi-definite `covariance`; add a small multiple of I to it")
 
@@ -47,6 +50,11 @@ class FullGaussian:
         noise = torch.randn(n, len(self.mean), generator=generator, dtype=torch.float64)
         noise = noise.to(self.mean.device) * eigenvalues.clamp_min(0).sqrt()
         return (self.mean + noise @ vectors.T).to(self.mean.dtype)
+
+    def narrowed(self, share: float) -> FullGaussian:
+        """N(μ, share² Σ)."""
+        values, vectors = self._eigen(torch.arange(len(self.mean)))
+        return FullGaussian(self.mean, share**2 * self.covariance, (share**2 * values, vectors))
 
     def contracted(self, prior: Prior) -> int:
         """Number of eigenvalues of Σ_AA above σ0² by more than rounding (one group); several are never contracted."""
@@ -98,7 +106,7 @@ class FullGaussian:
             index: positions of the layer's rows θ_c in the flat vector, (C, D).
             weights: W, (K, C, C).
         """
-        key = index.cpu().numpy().tobytes(), weights.cpu().numpy().tobytes()
+        key = _key(index), _key(weights)
         if key not in self._forms:
             flat = index.flatten()
             blocks = self.covariance.double()[flat][:, flat].unflatten(1, index.shape).unflatten(0, index.shape)
@@ -124,7 +132,7 @@ class FullGaussian:
         return index, groups, *self._eigen(index)
 
     def _eigen(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        key = index.cpu().numpy().tobytes()
+        key = _key(index)
         if key not in self._eigenpairs:
             self._eigenpairs[key] = torch.linalg.eigh(self.covariance.double()[index][:, index])
         return self._eigenpairs[key]
@@ -139,6 +147,10 @@ class FullGaussian:
                 "posterior does not exist there; use one group, or a smaller factor on the distance"
             )
         return root, m.clamp_min(0), q
+
+
+def _key(tensor: Tensor) -> bytes:
+    return tensor.cpu().numpy().tobytes()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ Transport need. Parameters outside the blocks are independent as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -70,6 +70,10 @@ class KroneckerGaussian:
         """Draws (n, P)."""
         noise = torch.randn(n, len(self.mean), generator=generator, dtype=self.mean.dtype).to(self.mean.device)
         return (self.mean + self.rotated(noise * self.variance.sqrt(), back=True)).to(self.mean.dtype)
+
+    def narrowed(self, share: float) -> KroneckerGaussian:
+        """N(μ, share² Σ)."""
+        return replace(self, variance=share**2 * self.variance)
 
     def contracted(self, prior: Prior) -> int:
         """Number of rotated directions wider than σ0 among the distance-aware ones."""

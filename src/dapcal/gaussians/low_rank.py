@@ -59,6 +59,10 @@ class LowRankGaussian:
         draws = self.mean + self.variance.sqrt() * own + shared @ self.factor.to(self.mean.dtype).T
         return draws.to(self.mean.dtype)
 
+    def narrowed(self, share: float) -> LowRankGaussian:
+        """N(μ, share² Σ)."""
+        return LowRankGaussian(self.mean, share**2 * self.variance, share * self.factor)
+
     def contracted(self, prior: Prior) -> int:
         """Number of eigenvalues of S⁻¹ Σ_AA S⁻¹ above 1, with A the distance-aware parameters and S = diag(σ0)."""
         return _eigenvalues_above(1 + MARGIN, *self._in_units_of(prior))

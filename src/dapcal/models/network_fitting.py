@@ -77,7 +77,6 @@ def fit(
         train=(train.x, train.y),
         held_out=(held_out.x, held_out.y),
         ood=None if ood is None else ood.to(device),
-        temperature=task == "regression",
         seed=seed,
     )
     progress("calibrating", 1, 1)

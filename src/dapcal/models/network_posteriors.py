@@ -11,16 +11,14 @@ from torch.utils.data import DataLoader, Dataset
 from dapcal.data import Labelled
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dapcal.models.factories import told
-from dapcal.networks import checked_outputs, last_linear
-from dapcal.posteriors import ensemble, laplace
+from dapcal.networks import checked_outputs
+from dapcal.posteriors import ensemble, laplace, plain
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.progress import Stages
 
 TASKS = ("classification", "regression")
 POSTERIORS = ("last-layer", "laplace")
 _BATCH = 256
-_TRIED = 1000  # held-out inputs that prior scales are tried on
-_FULL = 1000  # parameters of a last layer with a full covariance; more take seconds to minutes, so Kronecker factors
 
 
 def posterior_of(
@@ -45,14 +43,7 @@ def posterior_of(
     network, data = networks[0], DataLoader(_Watched(train, progress), batch_size=None)
     if kind == "laplace":
         return laplace.fit(network, likelihood, data, prior_scale=laplace.MarginalLikelihood(), seed=seed)
-    try:
-        last = network.get_submodule(last_linear(network, train.x[:1]))
-        small = sum(parameter.numel() for parameter in last.parameters()) <= _FULL
-        structure = laplace.Full if small else laplace.Kronecker
-        scale = laplace.HeldOut((chooses.x[:_TRIED], chooses.y[:_TRIED]))
-        return laplace.last_layer(network, likelihood, data, structure=structure, prior_scale=scale, seed=seed)
-    except ValueError as error:
-        raise ValueError(f"No last layer to take: {error} (the posterior `laplace` takes all layers)") from error
+    return plain.around(network, likelihood, train, chooses, seed, batches=data)
 
 
 def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> Likelihood:
@@ -64,15 +55,11 @@ def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> 
                 f"The model has {outputs.shape[1]} outputs, but there is one target for an input; if the targets are "
                 "classes, save them as whole numbers, or name the task classification"
             )
-        return Gaussian(_noise(networks, train, outputs.shape[1]))
+        return Gaussian(plain.residual_noise(networks, train, outputs.shape[1]))
     if task != "classification":
         raise ValueError(f"Expected `task` as {' or '.join(TASKS)}, got {task!r}")
     one = outputs.shape[1] == 1
-    if not one and bool((outputs >= 0).all()) and torch.allclose(outputs.sum(1), outputs.new_ones(())):
-        raise ValueError(
-            "The model returns numbers that sum to one, as a softmax does; return the logits before it, so that they "
-            "can be calibrated"
-        )
+    plain.refuse_probabilities(outputs)
     likelihood: Likelihood = Bernoulli() if one else Categorical()
     labels = likelihood.check(outputs[:1].expand(len(train.y), -1), train.y)
     if len(labels.unique()) < 2:
@@ -99,19 +86,6 @@ def outputs_at(network: nn.Module, x: Tensor) -> Tensor:
             f"The model cannot run on inputs of shape {tuple(x.shape[1:])} and {x.dtype} ({told(error)}); check `x`"
         ) from error
     return checked_outputs(outputs, len(x))
-
-
-def _noise(networks: Sequence[nn.Module], train: Labelled, targets: int) -> float:
-    """Root mean square of the training residuals, over all networks."""
-    y = Gaussian().check(train.x.new_zeros(len(train.x), targets), train.y)
-    deviation = float(y.double().std(0).mean())
-    if not deviation > 0:
-        raise ValueError("Expected targets that differ in `train`, but all are the same; there is nothing to predict")
-    total = 0.0
-    for network in networks:
-        for x, own in zip(train.x.split(_BATCH), y.split(_BATCH), strict=True):
-            total += float((outputs_at(network, x) - own).double().square().sum())
-    return max((total / (len(networks) * y.numel())) ** 0.5, 1e-4 * deviation)  # a network may interpolate
 
 
 class _Watched(Dataset):

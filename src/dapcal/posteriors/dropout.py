@@ -7,7 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -78,6 +78,7 @@ class DropoutPosterior:
         rates: p of the dropout layers, by name, in the order that numbers them.
         draws: S.
         seed: of the masks.
+        share: of a mask's deviation from 1 that is applied; 0 would be the network without dropout.
     """
 
     stores = Stores(given={"model": "model", "likelihood": "likelihood"})
@@ -88,6 +89,7 @@ class DropoutPosterior:
     rates: dict[str, float]
     draws: int
     seed: int
+    share: float = 1.0
 
     gaussian: None = None
     prior: None = None
@@ -108,7 +110,7 @@ class DropoutPosterior:
         drawn = []
         with torch.no_grad(), unfused():
             for draw in range(self.draws):
-                masks, pieces = Masks((self.seed, draw), self.rates), []
+                masks, pieces = Masks((self.seed, draw), self.rates, self.share), []
                 for batch in x.split(BATCH):
                     with masks.on(layers, len(batch)):
                         piece = as_tensor(functional_call(self.model, self.state, (batch.to(device),)))
@@ -119,6 +121,15 @@ class DropoutPosterior:
     def moments(self, x: Tensor, moving: bool = False) -> None:  # noqa: ARG002
         """None: draws are all there is."""
         return
+
+    @property
+    def alone(self) -> nn.Module:
+        """The network without dropout."""
+        return self.network
+
+    def narrowed(self, share: float) -> DropoutPosterior:
+        """Masks nearer to 1: their deviations from it times `share`."""
+        return replace(self, share=share * self.share)
 
     @cached_property
     def network(self) -> nn.Module:
@@ -133,8 +144,8 @@ class DropoutPosterior:
 class Masks:
     """The masks of one draw, each made from (seed, draw, layer, call) when it is first needed, then kept."""
 
-    def __init__(self, seed: tuple[int, int], rates: Mapping[str, float]) -> None:
-        self.seed, self.rates = seed, rates
+    def __init__(self, seed: tuple[int, int], rates: Mapping[str, float], share: float = 1.0) -> None:
+        self.seed, self.rates, self.share = seed, rates, share
         self.made: dict[tuple[int, int, torch.Size], tuple[Tensor, Tensor | None]] = {}
 
     @contextmanager
@@ -158,7 +169,8 @@ class Masks:
         calls[number] += 1
         if key not in self.made:
             seed = int(np.random.SeedSequence([*self.seed, *key[:2]]).generate_state(1)[0])
-            self.made[key] = draw_mask(layer, self.rates[name], activation, torch.Generator().manual_seed(seed))
+            mask = draw_mask(layer, self.rates[name], activation, torch.Generator().manual_seed(seed))
+            self.made[key] = mask if self.share == 1 else _nearer_to_one(*mask, self.share)
         factor, shift = self.made[key]
         return activation * factor if shift is None else activation * factor + shift
 
@@ -181,6 +193,10 @@ def draw_mask(
         return kept / (1 - rate), None
     scale = ((1 + rate * ALPHA**2) * (1 - rate)) ** -0.5
     return scale * kept, scale * ALPHA * (kept - 1 + rate)
+
+
+def _nearer_to_one(factor: Tensor, shift: Tensor | None, share: float) -> tuple[Tensor, Tensor | None]:
+    return 1 + share * (factor - 1), None if shift is None else share * shift
 
 
 def _built_in_rate(module: nn.Module) -> float:

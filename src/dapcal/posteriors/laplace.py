@@ -52,7 +52,8 @@ def fit(
     *,
     structure: Structure = Kronecker,
     curvature: Root = ggn,
-    prior_scale: float | Mapping[str, float] | ScaleChoice = 1.0,
+    prior_scale: float | Mapping[str, float] | ScaleChoice | None = None,
+    held_out: Data | None = None,
     linearised: bool = True,
     draws: int = 50,
     seed: int = 0,
@@ -71,7 +72,9 @@ def fit(
         train: what it was trained on: (inputs, targets), a Dataset or a DataLoader.
         structure: `Diagonal`, `Kronecker` or `Full`, of the covariance.
         curvature: `ggn` or `empirical_fisher`.
-        prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`.
+        prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`; by default
+            the best for `held_out`, or 1 where there are no such data.
+        held_out: in-distribution data that the network was not trained on, to choose σ0 by.
         linearised: predict with the linearised network, else by draws through the network.
         draws: S.
         seed: of the draws.
@@ -94,6 +97,7 @@ def fit(
         return sums[structure](setting, data, batch_size)
 
     linear = Linearised() if linearised else None
+    prior_scale = _scale_or_choice(prior_scale, held_out)
     return _approximate(
         model, likelihood, random, shared, curvature, curvature_of, linear, prior_scale, draws, seed, aware
     )
@@ -108,7 +112,8 @@ def last_layer(
     layer: str | None = None,
     structure: Structure = Full,
     curvature: Root = ggn,
-    prior_scale: float | Mapping[str, float] | ScaleChoice = 1.0,
+    prior_scale: float | Mapping[str, float] | ScaleChoice | None = None,
+    held_out: Data | None = None,
     draws: int = 50,
     seed: int = 0,
     aware: Aware = "*",
@@ -126,7 +131,9 @@ def last_layer(
         layer: its name; by default the linear layer that runs last (a convolution is none; use `fit`).
         structure: `Full`, `Kronecker` or `Diagonal`, of the covariance.
         curvature: `ggn` or `empirical_fisher`.
-        prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`.
+        prior_scale: σ0, one or by name pattern, or chosen by `MarginalLikelihood()` or `HeldOut(data)`; by default
+            the best for `held_out`, or 1 where there are no such data.
+        held_out: in-distribution data that the network was not trained on, to choose σ0 by.
         draws: S.
         seed: of the draws.
         aware: parameters that a distance may widen.
@@ -144,6 +151,8 @@ def last_layer(
     linear = LastLayer(name, _check_last(network, name, example))
     names = [parameter_name(name, n) for n in (("weight", "bias") if linear.bias else ("weight",))]
     random, shared = choose(model, names, None)
+
+    prior_scale = _scale_or_choice(prior_scale, held_out)
 
     def curvature_of(setting: Setting) -> Curvature:
         return curvature_sums.last_layer(setting, linear, structure, data, batch_size)
@@ -212,6 +221,16 @@ def _approximate(
         if isinstance(prior_scale, float | int | Mapping):
             return candidates.posterior(prior_scale)
         return candidates.posterior(prior_scale(candidates))
+
+
+def _scale_or_choice(
+    prior_scale: float | Mapping[str, float] | ScaleChoice | None, held_out: Data | None
+) -> float | Mapping[str, float] | ScaleChoice:
+    if prior_scale is None:
+        return 1.0 if held_out is None else HeldOut(held_out)
+    if held_out is not None:
+        raise ValueError("Expected `prior_scale` or `held_out` to choose it by, got both; leave one out")
+    return prior_scale
 
 
 def _check_finite(model: nn.Module) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -110,12 +110,14 @@ class LastLayer:
         )  # fmt: skip
         index = layer_index(posterior.layout, self.layer, self.bias).to(center.device)
         left = likelihood.locations(torch.eye(len(index), dtype=torch.float64, device=center.device)).T  # (L, C)
-        if isinstance(gaussian, FullGaussian) and not moving:
+        features = self.features(posterior.network, x)
+        if isinstance(gaussian, FullGaussian):
             forms = gaussian.forms(index, pooled_weights(likelihood, left))  # (K, D, D)
-            features = self.features(posterior.network, x)
             wide = features.double()
             variance = torch.stack([(wide @ form * wide).sum(1) for form in forms], 1).clamp_min(0)
-            return OutputMoments(features @ center[index].T, variance)
+            plain = OutputMoments(features @ center[index].T, variance)
+            if not moving:
+                return plain
         separable = isinstance(gaussian, DiagonalGaussian | KroneckerGaussian)
         if moving and isinstance(gaussian, KroneckerGaussian):
             gaussian.check(need_prior(prior))
@@ -123,15 +125,17 @@ class LastLayer:
         # of a dense Jacobian only a few inputs fit
         step = BATCH if separable else max(1, min(BATCH, MEMORY // (16 * len(left) * len(center))))
         found = []
-        for features in self.features(posterior.network, x).split(step):
-            mean, right = features @ center[index].T, features.double()
+        for part in features.split(step):
+            mean, right = part @ center[index].T, part.double()
             if isinstance(gaussian, DiagonalGaussian | KroneckerGaussian):
                 found.append(_from_parts(likelihood, prior, mean, _parts(gaussian, prior, index, left, right), moving))
             elif prepared is not None:
                 jacobian = right.new_zeros(len(right), len(left), len(center))
                 jacobian[:, :, index.flatten()] = torch.einsum("lc,nd->nlcd", left, right).flatten(2)
                 found.append(prepared(mean, jacobian))
-        return joined(found)
+        if not isinstance(gaussian, FullGaussian):
+            return joined(found)
+        return replace(joined(found), mean=plain.mean, variance=plain.variance)  # the same, bit by bit, at distance 0
 
     def features(self, network: nn.Module, x: Tensor) -> Tensor:
         """What enters the layer, with a one for the bias, (N, D)."""

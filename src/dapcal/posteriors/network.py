@@ -94,6 +94,16 @@ class NetworkPosterior:
             parameter.requires_grad_(name in self.layout.names)
         return module
 
+    @property
+    def alone(self) -> nn.Module | None:
+        """The network that a Gaussian lies around, as it was before; draws without one have none."""
+        return None if self.gaussian is None else self.network
+
+    def narrowed(self, share: float) -> NetworkPosterior:
+        """Deviations from the network at the center times `share`, as in a cold posterior; 0 is that network alone."""
+        gaussian = None if self.gaussian is None else self.gaussian.narrowed(share)
+        return replace(self, draws=self.center + share * (self.draws - self.center), gaussian=gaussian)
+
     @cached_property
     def _first_is_network(self) -> bool:
         """Whether the first draw is the network that features are taken from (an ensemble's first member)."""

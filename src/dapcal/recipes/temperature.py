@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from dapcal.calibrate import in_domain
+from dapcal.calibration.in_domain import in_domain
 from dapcal.data import Labelled
 from dapcal.ensembles import seen
 from dapcal.hardest import FEWEST

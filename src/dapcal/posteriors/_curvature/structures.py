@@ -73,22 +73,27 @@ class Full:
 
     def gaussian(self, mean: Tensor, precision: Tensor) -> FullGaussian:
         """All parameters together."""
-        total = self.matrix + torch.diag(precision)
         # an eigendecomposition, not a Cholesky factor: H may be singular to rounding
-        values, vectors = torch.linalg.eigh(total)
-        covariance = (vectors / values.clamp_min(float(precision.min()))) @ vectors.T
+        if bool((precision == precision[0]).all()):
+            values, vectors = self._eigenpairs[0] + precision[0], self._eigenpairs[1]
+        else:
+            values, vectors = torch.linalg.eigh(self.matrix + torch.diag(precision))
+            values = values.clamp_min(float(precision.min()))
+        covariance = (vectors / values) @ vectors.T
         # in float64: rounded to float32, the widest directions would swamp the narrow ones
-        return FullGaussian(mean, (covariance + covariance.T) / 2)
+        covariance = (covariance + covariance.T) / 2
+        return FullGaussian(mean, covariance, (1 / values.flip(0), vectors.flip(1)))  # ascending, as eigh has them
 
     def log_determinant(self, precision: Tensor) -> Tensor:
         """By eigenvalues where one precision serves all, so that trying another costs nothing."""
         if bool((precision == precision[0]).all()):
-            return torch.log(self._eigenvalues + precision[0]).sum()
+            return torch.log(self._eigenpairs[0] + precision[0]).sum()
         return torch.linalg.slogdet(self.matrix + torch.diag(precision)).logabsdet
 
     @cached_property
-    def _eigenvalues(self) -> Tensor:
-        return torch.linalg.eigvalsh(self.matrix).clamp_min(0)
+    def _eigenpairs(self) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(self.matrix)
+        return values.clamp_min(0), vectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,139 @@
+"""Against what harm is measured: the better of what there was before, the network itself and its posterior.
+
+    network ──temperature──► NLL ┐
+                                 ├─ the lower one is the reference, from which the guard's tolerance counts
+    posterior ─temperature─► NLL ┘
+
+A posterior that is worse than its network by more than the guard allows is narrowed towards the network, until it is
+not: far from the data φ makes up for the spread that it loses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import is_dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.calibration.in_domain import in_domain, scaled, scaled_where_it_helps, with_likelihood
+from dapcal.data import Labelled
+from dapcal.ensembles import base_ensemble, read_by
+from dapcal.likelihoods import Likelihood
+from dapcal.networks import checked_outputs
+from dapcal.types import Ensemble, Posterior
+
+SHARES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03, 0.01, 1e-3, 1e-4)
+_BATCH = 512  # inputs at a time
+
+
+@runtime_checkable
+class AroundNetwork(Protocol):
+    """A posterior that lies around one network: Laplace, SWAG, variational, dropout."""
+
+    @property
+    def alone(self) -> nn.Module | None:
+        """That network; None where draws were trained each by itself, or brought."""
+        ...
+
+    def narrowed(self, share: float) -> Posterior:
+        """Deviations from the network times `share`."""
+        ...
+
+
+class Reference(NamedTuple):
+    """What was there before, scaled in the domain, and what is going to be calibrated.
+
+    Attributes:
+        name: which was better on the half that chooses, "network" or "posterior".
+        posterior: with its temperature or noise level, and narrowed where it had to be.
+        network: the likelihood of the network alone, scaled; None where there is no such network.
+        log_prob: of the reference at the rows that choose, (N,).
+        share: of its spread that the posterior keeps.
+        notes: what was decided, in words.
+    """
+
+    name: str
+    posterior: Posterior
+    network: Likelihood | None
+    log_prob: Tensor
+    share: float
+    notes: tuple[str, ...]
+
+
+def choose_reference(
+    posterior: Posterior, chooses: Labelled, drawn: bool, scaling: bool | None, guard: float | None
+) -> Reference:
+    """The better of network and posterior, each scaled in the domain, on the half that chooses φ.
+
+    Args:
+        posterior: as it was given.
+        chooses: the half of the held-out data that chooses φ.
+        drawn: see the posterior by its draws, also where it has moments.
+        scaling: of temperature or noise level: True, False, or (None) where it helps rows that it was not fitted to.
+        guard: nats; without it (None) the posterior is the reference, and is not narrowed.
+    """
+    notes = []
+    given = posterior.likelihood
+    if scaling:
+        posterior = in_domain(posterior, chooses, drawn)
+    elif scaling is None and is_dataclass(posterior):
+        found = scaled_where_it_helps(read_by(posterior, chooses.x, drawn), given, chooses.y)
+        posterior = with_likelihood(posterior, found)
+    if posterior.likelihood != given:
+        notes.append(f"calibrated in the domain: {posterior.likelihood} in place of {given}")
+    log_prob = _log_prob(posterior, chooses, drawn)
+    network = alone(posterior)
+    if network is None or guard is None:
+        return Reference("posterior", posterior, None, log_prob, 1.0, tuple(notes))
+    outputs = outputs_alone(network, chooses.x)
+
+    def read(likelihood: Likelihood) -> Ensemble:
+        return base_ensemble(likelihood, outputs[None])
+
+    likelihood = given
+    if scaling is not False:
+        likelihood = scaled(read, given, chooses.y) if scaling else scaled_where_it_helps(read, given, chooses.y)
+    by_network = likelihood.log_prob(read(likelihood), chooses.y)
+    if not by_network.mean() > log_prob.mean():
+        return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
+    share = 1.0
+    if rise(by_network, log_prob) > guard:
+        around = with_likelihood(posterior, likelihood)
+        assert isinstance(around, AroundNetwork)
+        tried = {share: _log_prob(around.narrowed(share), chooses, drawn) for share in SHARES}
+        # half of the tolerance, so that some of it is left for the distance
+        allowed = [s for s in SHARES if rise(by_network, tried[s]) <= guard / 2]
+        if not allowed:  # of a network without any noise to speak of
+            return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
+        share = max(allowed, key=lambda s: float(tried[s].mean()))
+        posterior = around.narrowed(share)
+        notes.append(
+            f"the posterior may be worse than its network, by {float((by_network - log_prob).mean()):.3g} nats and "
+            f"more on the held-out rows that choose: its spread was multiplied by {share:g}"
+        )
+    return Reference("network", posterior, likelihood, by_network, share, tuple(notes))
+
+
+def alone(posterior: Posterior) -> nn.Module | None:
+    """The one network that the posterior lies around, if there is one."""
+    return posterior.alone if isinstance(posterior, AroundNetwork) else None
+
+
+def outputs_alone(network: nn.Module, x: Tensor) -> Tensor:
+    """Outputs (N, C) of one network."""
+    device = next(network.parameters()).device
+    with torch.no_grad():
+        return torch.cat([checked_outputs(network(part.to(device)), len(part)) for part in x.split(_BATCH)])
+
+
+def rise(before: Tensor, after: Tensor) -> float:
+    """By how much the negative log-likelihood rises, one standard error of the paired difference included."""
+    difference = before - after
+    return float(difference.mean() + difference.std() / math.sqrt(len(difference)))
+
+
+def _log_prob(posterior: Posterior, data: Labelled, drawn: bool) -> Tensor:
+    base = read_by(posterior, data.x, drawn)(posterior.likelihood)
+    return posterior.likelihood.log_prob(base, data.y.to(base.outputs.device))

@@ -1,0 +1,129 @@
+"""A trained network is enough: its likelihood read off its outputs and targets, and a posterior around its last layer.
+
+The prior scale σ0 is the best for held-out data. The network itself is the limit σ0 → 0: where the last layer's spread
+only hurts near the data, hardly any is left there, and φ widens it away from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.data import Data, Labelled
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from dapcal.networks import checked_outputs, last_linear
+from dapcal.posteriors import laplace
+from dapcal.posteriors.network import NetworkPosterior
+
+TRIED = 1000  # held-out inputs that prior scales are tried on
+FULL = 1000  # parameters of a last layer with a full covariance; more take seconds to minutes, so Kronecker factors
+LARGEST = 200_000  # parameters of a network that is taken whole, where it has no linear last layer
+_BATCH = 256
+
+
+def around(
+    network: nn.Module, likelihood: Likelihood, train: Labelled, chooses: Labelled, seed: int = 0,
+    batches: Data | None = None,
+) -> NetworkPosterior:  # fmt: skip
+    """A Laplace approximation of the last layer, with the σ0 that is best on held-out data.
+
+    A network without a linear layer at its end is taken as a whole, if it is small.
+
+    Args:
+        network: trained, in evaluation mode.
+        likelihood: p(y | outputs).
+        train: what it was trained on.
+        chooses: in-distribution data that it was not trained on.
+        seed: of the draws.
+        batches: the training data as they are to be read, if not from `train`.
+    """
+    data: Data = (train.x, train.y) if batches is None else batches
+    held_out = chooses.x[:TRIED], chooses.y[:TRIED]
+    try:
+        last = network.get_submodule(last_linear(network, train.x[:1]))
+        small = sum(parameter.numel() for parameter in last.parameters()) <= FULL
+        structure = laplace.Full if small else laplace.Kronecker
+        return laplace.last_layer(network, likelihood, data, structure=structure, held_out=held_out, seed=seed)
+    except ValueError as error:
+        size = sum(p.numel() for p in network.parameters() if p.requires_grad)
+        if not 0 < size <= LARGEST:
+            raise ValueError(
+                f"This network has no last layer to take ({error}), and {size} parameters are too many to take all of "
+                "them; fit a posterior (dapcal.posteriors), e.g. an ensemble, and calibrate that"
+            ) from error
+    return laplace.fit(network, likelihood, data, held_out=held_out, seed=seed)
+
+
+def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
+    """What targets and outputs say of themselves; what they leave in doubt is asked for.
+
+    Whole numbers are classes (`Categorical`, one output a class; `Bernoulli`, one logit), fractions are targets of a
+    `Gaussian` whose noise level is that of the training residuals.
+    """
+    outputs = outputs_at(network, train.x[:2])
+    width, y = outputs.shape[1], train.y
+    if y.is_floating_point():
+        targets = y.shape[1] if y.ndim > 1 else 1
+        if width != targets:
+            raise ValueError(
+                f"Expected `likelihood`: the network has {width} outputs and the targets are {targets} fractional "
+                "number(s) an input. For noise that depends on the input give NoiseHead(); classes are whole numbers "
+                "(y.long())"
+            )
+        if bool((y == y.round()).all()) and len(y.unique()) <= 2:
+            raise ValueError(
+                "Expected `likelihood`: the targets are two whole numbers stored as fractions, which may be classes "
+                "or numbers; give Bernoulli() or Gaussian()"
+            )
+        return Gaussian(residual_noise([network], train, width))
+    classes = int(y.max()) + 1
+    if y.ndim > 1 and y.shape[1] != 1:
+        raise ValueError(f"Expected `likelihood` for whole-number targets of shape {tuple(y.shape)}; classes are (N,)")
+    if width == 1:
+        if classes > 2:
+            raise ValueError(
+                f"Expected `likelihood`: one output, and whole-number targets up to {classes - 1}, which may be counts "
+                "or classes; for regression use y.float()"
+            )
+        refuse_probabilities(outputs)
+        return Bernoulli()
+    if classes > width or int(y.min()) < 0 or len(y.unique()) != width:
+        raise ValueError(
+            f"Expected `likelihood`: {width} outputs, and {len(y.unique())} different targets from {int(y.min())} to "
+            f"{int(y.max())}; if outputs are logits of classes, give Categorical()"
+        )
+    refuse_probabilities(outputs)
+    return Categorical()
+
+
+def refuse_probabilities(outputs: Tensor) -> None:
+    """Outputs that a softmax or sigmoid has made already cannot be calibrated as logits."""
+    positive = bool((outputs >= 0).all())
+    if outputs.shape[1] > 1 and positive and torch.allclose(outputs.sum(1), outputs.new_ones(())):
+        raise ValueError(
+            "The model returns numbers that sum to one, as a softmax does; return the logits before it, so that they "
+            "can be calibrated"
+        )
+
+
+def outputs_at(network: nn.Module, x: Tensor) -> Tensor:
+    """Outputs (N, C) of a network, which is in evaluation mode."""
+    device = next((p.device for p in network.parameters()), x.device)
+    with torch.no_grad():
+        return checked_outputs(network(x.to(device)), len(x))
+
+
+def residual_noise(networks: Sequence[nn.Module], train: Labelled, targets: int) -> float:
+    """Root mean square of the training residuals, over all networks."""
+    y = Gaussian().check(train.x.new_zeros(len(train.x), targets), train.y)
+    deviation = float(y.double().std(0).mean())
+    if not deviation > 0:
+        raise ValueError("Expected targets that differ in `train`, but all are the same; there is nothing to predict")
+    total = 0.0
+    for network in networks:
+        for x, own in zip(train.x.split(_BATCH), y.split(_BATCH), strict=True):
+            outputs = outputs_at(network, x)
+            total += float((outputs - own.to(outputs)).double().square().sum())
+    return max((total / (len(networks) * y.numel())) ** 0.5, 1e-4 * deviation)  # a network may interpolate
