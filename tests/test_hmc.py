@@ -172,8 +172,8 @@ def test_nothing_is_printed_and_progress_is_told(capfd):
     x, y, _, _ = line()
     seen = []
     options = {"draws": 4, "warm_up": 10, "chains": 2, "thin": 3}
-    hmc.fit(linear(), Gaussian(0.5), (x, y), progress=lambda *counts: seen.append(counts), **options)
-    assert seen == [(done, 2 * (10 + 3 * 2)) for done in range(1, 33)]
+    hmc.fit(linear(), Gaussian(0.5), (x, y), progress=lambda *told: seen.append(told), **options)
+    assert seen == [("sampling", done, 2 * (10 + 3 * 2)) for done in range(1, 33)]
     assert capfd.readouterr() == ("", "")
 
 

@@ -18,9 +18,9 @@ from dapcal.distances.projectors import project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors._training.log_joint import training_mode
-from dapcal.posteriors._training.runs import minimise
+from dapcal.posteriors._training.trainer import minimise
 from dapcal.posteriors.training import Options, Training
 
 BATCH = 512  # inputs per forward pass

@@ -15,9 +15,9 @@ from dapcal.distances.projectors import project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors._training.log_joint import training_mode
-from dapcal.posteriors._training.runs import run
+from dapcal.posteriors._training.trainer import run
 from dapcal.posteriors.training import Options, Training, schedule_of
 
 BATCH = 512  # inputs per forward pass

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import as_tensor, check_outputs, frozen_copy, leaving, plain, unfused
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.records import DapcalWarning
 from dapcal.storing import Stores
 

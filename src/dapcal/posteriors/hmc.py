@@ -21,9 +21,10 @@ from dapcal.networks import (
     one_column,
     split_state,
 )
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
+from dapcal.progress import Stages
 from dapcal.records import DapcalWarning
 
 JITTER = 0.02  # in units of σ0: how far from the model's weights later chains start
@@ -52,7 +53,7 @@ def fit(
     thin: int = 1,
     seed: int = 0,
     aware: Aware = "*",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Stages | None = None,
 ) -> NetworkPosterior:
     """Draw θ with density ∝ exp(−U), U(θ) = −Σ_n log p(y_n | θ, x_n) + ½ Σ θ²/σ0², with NUTS.
 
@@ -80,7 +81,7 @@ def fit(
         thin: iterations per draw kept.
         seed: of everything.
         aware: parameters that a distance may widen, see `dapcal.prior.make_prior`.
-        progress: called after every iteration with the number done and the total, over all chains.
+        progress: told of every iteration of all chains, as one stage ("sampling").
     """
     check(model, likelihood)
     _check_options(draws, warm_up, chains, max_tree_depth, target_accept, thin)
@@ -119,7 +120,7 @@ def fit(
         nonlocal done
         done += 1
         if progress is not None:
-            progress(done, total)
+            progress("sampling", done, total)
 
     generator = torch.Generator().manual_seed(seed)
     seeds = torch.randint(2**62, (chains,), generator=generator).tolist()

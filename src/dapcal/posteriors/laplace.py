@@ -31,7 +31,7 @@ from dapcal.posteriors._curvature import sums as curvature_sums
 from dapcal.posteriors._curvature.prior_scale import HeldOut, MarginalLikelihood, ScaleChoice
 from dapcal.posteriors._curvature.structures import Curvature, Diagonal, Full, Kronecker, Root, empirical_fisher, ggn
 from dapcal.posteriors._curvature.sums import Setting
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors.gaussian import choose
 from dapcal.posteriors.linear import LastLayer, Linear, Linearised
 from dapcal.posteriors.network import NetworkPosterior

@@ -13,7 +13,7 @@ from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, layout_of, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
-from dapcal.posteriors._training.runs import minimise
+from dapcal.posteriors._training.trainer import minimise
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior
@@ -44,21 +44,21 @@ def fit(
     """
     training = Training(**options)
     data = in_memory(train, "train")
-    joint = log_joint(model, likelihood, data, prior_scale, aware, training)
+    objective = log_joint(model, likelihood, data, prior_scale, aware, training)
     minimise(
-        joint.loss,
-        [*joint.parameters, *joint.free.values()],
-        joint.tensors,
-        joint.data,
+        objective.loss,
+        [*objective.parameters, *objective.free.values()],
+        objective.tensors,
+        objective.data,
         training=training,
         generator=torch.Generator().manual_seed(seed),
         method="MAP",
         settings={
             "model": checkpoints.of_model(model, start=False), "prior_scale": prior_scale, "likelihood": likelihood,
         },
-        held_out_nll=joint.held_out_nll,
+        held_out_nll=objective.held_out_nll,
     )  # fmt: skip
-    return point(joint.module, joint.likelihood, prior_scale=prior_scale, aware=aware)
+    return point(objective.module, objective.likelihood, prior_scale=prior_scale, aware=aware)
 
 
 def point(

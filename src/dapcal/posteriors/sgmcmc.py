@@ -24,7 +24,7 @@ from dapcal.likelihoods import Likelihood
 from dapcal.networks import frozen_copy, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
-from dapcal.posteriors._training.runs import run
+from dapcal.posteriors._training.trainer import run
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware
@@ -192,9 +192,9 @@ def _sample(
     epoch = batch_count(data, training.batch_size)
     steps = training.epochs * epoch
     places, stages = plan.places(steps), plan.stages(steps)
-    joint = log_joint(model, likelihood, data, prior_scale, aware, training)
-    joint.module.eval()
-    parameters, start = joint.parameters, joint.vector
+    objective = log_joint(model, likelihood, data, prior_scale, aware, training)
+    objective.module.eval()
+    parameters, start = objective.parameters, objective.vector
     velocity = [torch.zeros_like(p) for p in parameters]
     found = start.new_zeros(plan.draws, len(start))
     losses = torch.full((epoch,), math.nan, dtype=torch.float64, device=start.device)  # of the last steps, in a ring
@@ -206,8 +206,8 @@ def _sample(
         k = int(counter)
         rate = training.learning_rate * plan.rate(k, steps)
         sampling = k in stages[k * plan.cycles // steps]
-        noise = math.sqrt(2 * share * rate * plan.temperature / joint.count) if sampling else 0.0
-        loss = joint.loss(x, y)
+        noise = math.sqrt(2 * share * rate * plan.temperature / objective.count) if sampling else 0.0
+        loss = objective.loss(x, y)
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for theta, v, gradient in zip(parameters, velocity, gradients, strict=True):
@@ -217,32 +217,32 @@ def _sample(
                 theta.add_(v)
         losses[k % epoch] = loss.detach()
         if k in places:
-            found[places[k]], levels[places[k]] = joint.vector, losses.nanmean()
+            found[places[k]], levels[places[k]] = objective.vector, losses.nanmean()
         counter.add_(1)
         return loss.detach()
 
     run(
         step,
         {
-            **joint.tensors, **{f"velocity {n}": v for n, v in zip(joint.layout.names, velocity, strict=True)},
+            **objective.tensors, **{f"velocity {n}": v for n, v in zip(objective.layout.names, velocity, strict=True)},
             "draws taken": found, "losses of steps": losses, "losses of draws": levels, "steps taken": counter,
         },
         {},
-        joint.data,
+        objective.data,
         training=training,
         generator=torch.Generator().manual_seed(seed),
         method="SGLD" if plan.friction is None else "SGHMC",
         settings={
             "model": checkpoints.of_model(model), "prior_scale": prior_scale, "likelihood": likelihood, "plan": plan,
         },
-        held_out_nll=joint.held_out_nll,
+        held_out_nll=objective.held_out_nll,
     )  # fmt: skip
     return NetworkPosterior(
-        model=frozen_copy(joint.module),
+        model=frozen_copy(objective.module),
         likelihood=likelihood,
-        layout=joint.layout,
+        layout=objective.layout,
         draws=found,
         center=found[levels.argmin()],
-        shared=split_state(joint.module)[1],
-        prior=joint.prior,
+        shared=split_state(objective.module)[1],
+        prior=objective.prior,
     )

@@ -20,7 +20,7 @@ from dapcal.likelihoods import Likelihood
 from dapcal.networks import Layout, frozen_copy, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
-from dapcal.posteriors._training.runs import minimise
+from dapcal.posteriors._training.trainer import minimise
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, constant
 from dapcal.prior import Aware
@@ -81,28 +81,28 @@ def fit(
     training = Training(**settings)
     data = in_memory(train, "train")
     chosen = _steps(training.epochs, batch_count(data, training.batch_size), start, per_epoch)
-    joint = log_joint(model, likelihood, data, prior_scale, aware, training)
-    moments = _no_moments(joint.vector, min(rank, len(chosen)))
-    free = {n: torch.zeros_like(t) for n, t in joint.free.items()}
+    objective = log_joint(model, likelihood, data, prior_scale, aware, training)
+    moments = _no_moments(objective.vector, min(rank, len(chosen)))
+    free = {n: torch.zeros_like(t) for n, t in objective.free.items()}
     step = torch.zeros((), dtype=torch.long)
 
     def collect() -> None:
         if int(step) in chosen:
-            moments.add(joint.vector)
+            moments.add(objective.vector)
             for name, average in free.items():
-                average += (joint.free[name].detach() - average) / int(moments.count)
+                average += (objective.free[name].detach() - average) / int(moments.count)
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
         collect()  # the last step's iterate: here, so that no optimiser has to be watched
         step.add_(1)
-        return joint.loss(x, y)
+        return objective.loss(x, y)
 
     generator = torch.Generator().manual_seed(seed)
     minimise(
         loss,
-        [*joint.parameters, *joint.free.values()],
-        {**joint.tensors, **moments.tensors, **{f"mean of {n}": t for n, t in free.items()}, "steps taken": step},
-        joint.data,
+        [*objective.parameters, *objective.free.values()],
+        {**objective.tensors, **moments.tensors, **{f"mean of {n}": t for n, t in free.items()}, "steps taken": step},
+        objective.data,
         training=training,
         generator=generator,
         method="SWAG",
@@ -110,24 +110,24 @@ def fit(
             "model": checkpoints.of_model(model), "prior_scale": prior_scale, "likelihood": likelihood, "rank": rank,
             "start": start, "per_epoch": per_epoch,
         },
-        held_out_nll=joint.held_out_nll,
+        held_out_nll=objective.held_out_nll,
     )  # fmt: skip
     collect()
     gaussian = moments.gaussian()
-    drawn, (_, shared) = gaussian.sample(draws, generator), split_state(joint.module)
+    drawn, (_, shared) = gaussian.sample(draws, generator), split_state(objective.module)
     found = statistics(
-        joint.module, joint.layout, torch.cat([gaussian.mean[None], drawn]), shared, data, training, generator
+        objective.module, objective.layout, torch.cat([gaussian.mean[None], drawn]), shared, data, training, generator
     )
     return NetworkPosterior(
-        model=frozen_copy(joint.module),
+        model=frozen_copy(objective.module),
         likelihood=likelihood.at(free),
-        layout=joint.layout,
+        layout=objective.layout,
         draws=drawn,
         center=gaussian.mean,
         shared={**shared, **{n: t[0].clone() for n, t in found.items()}},
         buffers={n: t[1:] for n, t in found.items()},
         gaussian=gaussian,
-        prior=joint.prior,
+        prior=objective.prior,
     )
 
 

@@ -26,11 +26,11 @@ from dapcal.networks import (
     vectorising,
 )
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors._training.flipout import Flipout
 from dapcal.posteriors._training.log_joint import with_targets
 from dapcal.posteriors._training.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
-from dapcal.posteriors._training.runs import minimise
+from dapcal.posteriors._training.trainer import minimise
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior

@@ -25,9 +25,9 @@ from dapcal.networks import (
     vectorising,
 )
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors._training.mean_field import divergence, fixed_draws, mixture_nll, warn_if_collapsed
-from dapcal.posteriors._training.runs import run
+from dapcal.posteriors._training.trainer import run
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, schedule_of
 from dapcal.prior import Aware, make_prior

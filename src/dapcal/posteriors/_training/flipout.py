@@ -72,7 +72,7 @@ class Flipout:
 
 
 def _batch_first(module: nn.Module, layers: Mapping[str, nn.Module], example: Tensor) -> set[str]:
-    """Layers whose first dimension is the batch: noise that varied over time steps would be no draw of the weights."""
+    """Layers whose first dimension is the batch: noise that varies over time steps is not a draw of the weights."""
     rows: dict[str, int] = {}
 
     def hook(name: str) -> Callable[..., None]:

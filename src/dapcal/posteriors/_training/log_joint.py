@@ -22,13 +22,13 @@ from dapcal.networks import (
     one_column,
     split_state,
 )
-from dapcal.posteriors._training.entry import check
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors.training import Training
 from dapcal.prior import Aware, Prior, make_prior
 
 
 @dataclass(frozen=True, eq=False)
-class Joint:
+class LogJoint:
     """−(log p(y | θ, x) + log N(θ | 0, σ0² I)) per training input, of a module that is trained in place.
 
     Attributes:
@@ -116,13 +116,13 @@ def log_joint(
     prior_scale: float | Mapping[str, float],
     aware: Aware,
     training: Training,
-) -> Joint:
+) -> LogJoint:
     """The log joint of a copy of the model, from its present weights."""
     check(model, likelihood)
     module = training_mode(copy.deepcopy(model))
     layout = layout_of(split_state(module)[0])
     device = next(p for p in module.parameters() if p.requires_grad).device
-    return Joint(
+    return LogJoint(
         module=module,
         given=likelihood,
         free={n: t.detach().clone().to(device).requires_grad_() for n, t in likelihood.free().items()},
