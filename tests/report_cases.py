@@ -15,6 +15,7 @@ from dapcal.adjust import Reweight
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
+from dapcal.models.columns import Unit
 from dapcal.models.subject import Axis, Picture, Subject
 from dapcal.png import image_png
 from dapcal.posteriors import ensemble, gaussian
@@ -104,7 +105,7 @@ def table(n: int = 300) -> Subject:
         title="house.dap",
         target="price",
         show=shown_rows,
-        unit=(300.0, 80.0),
+        unit=Unit(300.0, 80.0),
         features=COLUMNS,
         new=new,
         new_name="offers of May",

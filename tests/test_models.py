@@ -18,6 +18,7 @@ from dapcal import artifact
 from dapcal.cli import app
 from dapcal.data import Labelled
 from dapcal.models import Model, load, network
+from dapcal.models.columns import Unit, in_unit
 from dapcal.models.model import Reading
 from dapcal.models.network_fitting import fit
 from previous_cases import FOLDER
@@ -138,3 +139,19 @@ def test_a_sample_of_the_held_out_data_knows_which_of_it_judges(tmp_path: Path, 
     is_judge = (model.subject("m").held_out.x[:, None] == judges).all(-1).any(1)
     assert rows.tolist() == is_judge.nonzero().flatten().tolist()
     assert 0 < len(rows) < 30
+
+
+def test_a_unit_moves_and_scales_amounts_and_scales_widths_alone():
+    rng = np.random.default_rng(0)
+    columns = {name: rng.normal(size=(4, 1)).astype("float32") for name in ("prediction", "lower", "upper")}
+    columns |= {name: rng.random((4, 1)).astype("float32") for name in ("epistemic", "aleatoric", "distance")}
+    shown = in_unit(columns, Unit(300.0, 80.0))
+    assert list(shown) == list(columns)
+    for name in ("prediction", "lower", "upper"):
+        np.testing.assert_allclose(shown[name], 300 + 80 * columns[name], rtol=1e-6)
+        assert shown[name].dtype == np.float64
+    for name in ("epistemic", "aleatoric"):
+        np.testing.assert_allclose(shown[name], 80 * columns[name], rtol=1e-6)
+    assert shown["distance"] is columns["distance"]
+    assert Unit(1.0, -2.0).amounts([3.0]) == [-5.0]
+    assert Unit(1.0, -2.0).widths((3.0,)) == [6.0]  # as a width is never negative

@@ -24,7 +24,7 @@ from dapcal.likelihoods import Bernoulli, Categorical, Gaussian
 from dapcal.models.subject import Axis, Picture, Subject
 from dapcal.png import image_png
 from dapcal.posteriors import laplace
-from dapcal.report import write
+from dapcal.report import Unit, write
 from dapcal.report.examples import gather, judges, others_of
 from dapcal.report.headline import how_good, in_short
 from dapcal.report.kit.colors import palette, palette_png
@@ -208,7 +208,7 @@ def test_without_new_data_outliers_are_made_up_and_called_so(examples, pages):
 # --- the highest scores
 
 
-def test_the_strangest_are_those_of_the_highest_scores(examples):
+def test_examples_shown_are_those_of_the_highest_scores(examples):
     subject, found = examples["table"].subject, highest_scores.measure(examples["table"])
     scores = subject.calibrated(subject.new).ood_score
     assert [each.row for each in found] == scores.argsort(descending=True)[:6].tolist()
@@ -256,7 +256,7 @@ def test_the_map_of_a_regression_shows_the_epistemic_deviation():
     x, y = torch.randn(200, 2), torch.randn(200, 1)
     train, held = Labelled(x[:100], y[:100]), Labelled(x[100:], y[100:])
     calibrated = report_cases.calibrated_ensemble(train, held, Gaussian(), 1, epochs=5)
-    subject = Subject(calibrated, train, held, "t", "y", lambda x: [{"a": "1"} for _ in x], unit=(0.0, -3.0))
+    subject = Subject(calibrated, train, held, "t", "y", lambda x: [{"a": "1"} for _ in x], unit=Unit(0.0, -3.0))
     found = plane.measure(gather(subject))
     corner = torch.tensor([[found.low[0], found.high[1]]])
     expected = 3 * calibrated(corner).epistemic.sqrt()
@@ -434,7 +434,7 @@ def test_bad_subjects():
     with pytest.raises(ValueError, match="none, as this is a regression"):
         replace(table, classes=("a",))
     with pytest.raises(ValueError, match="scale other than 0"):
-        replace(table, unit=(0.0, 0.0))
+        replace(table, unit=Unit(0.0, 0.0))
     with pytest.raises(ValueError, match="as in training"):
         replace(moons, new=torch.zeros(3, 5))
 
@@ -446,7 +446,7 @@ def test_two_targets():
     x = torch.randn(160, 3)
     data = [Labelled(part, torch.stack([part.sum(1), part[:, 0] ** 2], 1)) for part in (x[:80], x[80:])]
     calibrated = report_cases.calibrated_ensemble(*data, Gaussian(), 2, epochs=3)
-    subject = Subject(calibrated, *data, "two", "both", lambda x: [{"a": "1"} for _ in x], unit=(1.0, 2.0))
+    subject = Subject(calibrated, *data, "two", "both", lambda x: [{"a": "1"} for _ in x], unit=Unit(1.0, 2.0))
     given = gather(subject)
     held = unseen_half(subject, 0)
     expected = 2 * metrics.rmse(calibrated(held.x).mean, held.y)

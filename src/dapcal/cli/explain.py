@@ -66,19 +66,20 @@ def _told(subject: Subject, found: Explanation) -> dict[str, Any]:
 def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
     if subject.classes:
         return {"probabilities": dict(zip(subject.classes, answer.mean, strict=True)), "epistemic": answer.epistemic[0]}
-    center, scale = subject.unit
-    values = {"mean": answer.mean, "lower": answer.lower, "upper": answer.upper}
+    unit = subject.unit
+    amounts = {"mean": answer.mean, "lower": answer.lower, "upper": answer.upper}
+    deviations = [value**0.5 for value in answer.epistemic]  # as `predict` writes it
     return {
-        **{name: [center + scale * value for value in part] for name, part in values.items()},
-        "deviation": [scale * value for value in answer.deviation],
-        "epistemic": [scale * value**0.5 for value in answer.epistemic],  # a standard deviation, as `predict` writes it
+        **{name: unit.amounts(values).tolist() for name, values in amounts.items()},
+        "deviation": unit.widths(answer.deviation).tolist(),
+        "epistemic": unit.widths(deviations).tolist(),
     }
 
 
 def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
     verdict = "yes" if found.p_value <= ALPHA else "no"
     reach = found.farthest
-    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} is usual"
+    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} (the radius) is usual"
     lines = [
         f"Row {row}: `{subject.target}` {_answer(subject, found.after)}",
         f"Before distances count: {_answer(subject, found.before)}",
@@ -136,5 +137,4 @@ def _targets(subject: Subject, rows: list[int]) -> list[str]:
     y = subject.train.y[rows]
     if subject.classes:
         return [subject.classes[label] for label in y.tolist()]
-    center, scale = subject.unit
-    return [", ".join(f"{center + scale * value:.4g}" for value in values) for values in y.tolist()]
+    return [", ".join(f"{value:.4g}" for value in values) for values in subject.unit.amounts(y.cpu()).tolist()]

@@ -1,9 +1,9 @@
-"""From predictions to columns: one row an input, classes by their names."""
+"""From predictions to columns: one row an input, classes by their names, numbers in the unit that people know."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,21 @@ from dapcal.predictive import Prediction
 
 Columns = dict[str, np.ndarray]
 """By name: one value an input (N,), or one for every class or target (N, K); see `Prediction.columns`."""
+
+
+class Unit(NamedTuple):
+    """A regression's targets as people see them: center + scale · the network's target."""
+
+    center: float = 0.0
+    scale: float = 1.0
+
+    def amounts(self, values: Any) -> np.ndarray:
+        """Targets, means and ends of intervals, in float64."""
+        return self.center + self.scale * np.asarray(values, float)
+
+    def widths(self, values: Any) -> np.ndarray:
+        """Differences and standard deviations, in float64: they have no center."""
+        return abs(self.scale) * np.asarray(values, float)
 
 
 def named(predictions: Iterable[Prediction], classes: Sequence[str], level: float, alpha: float) -> Columns:
@@ -27,6 +42,12 @@ def named(predictions: Iterable[Prediction], classes: Sequence[str], level: floa
     if classes:
         columns["prediction"] = np.array(classes, object)[columns["prediction"]]
     return columns
+
+
+def in_unit(columns: Columns, unit: Unit) -> Columns:
+    """A regression's columns as people see them."""
+    amounts = {name: unit.amounts(columns[name]) for name in ("prediction", "lower", "upper")}
+    return {**columns, **amounts, **{name: unit.widths(columns[name]) for name in ("epistemic", "aleatoric")}}
 
 
 def flat(columns: Mapping[str, Any], classes: Sequence[str]) -> Columns:

@@ -16,7 +16,7 @@ def load(path: str | Path, factory: nn.Module | str | None = None, device: str =
     Args:
         path: the file.
         factory: of a network's model, a network whose weights do not matter, or the name of what makes one
-            (package.module:factory). The name in the file is not heeded, as importing code that a file names would let
+            (package.module:factory). The name in the file is not used, as importing code that a file names would let
             the file choose what runs.
         device: where predictions run.
     """

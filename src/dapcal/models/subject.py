@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled, check_inputs
 from dapcal.likelihoods import ClassLikelihood
+from dapcal.models.columns import Unit
 
 Row = dict[str, str]
 """A table's row as a person reads it: column name to text."""
@@ -42,7 +43,7 @@ class Subject:
         target: what is predicted, e.g. "price".
         show: inputs (N, ...) to what a person sees, N rows or pictures.
         classes: their names; empty in regression.
-        unit: regression: what people see = unit[0] + unit[1] · the network's target.
+        unit: regression: of the target as people see it.
         features: flat inputs: for each input column the name of the table's column that it comes from.
         axes: two-dimensional inputs: what the two are called and how they are shown.
         new: further inputs to report on.
@@ -58,7 +59,7 @@ class Subject:
     target: str
     show: Callable[[Tensor], list[Row | Picture]]
     classes: tuple[str, ...] = ()
-    unit: tuple[float, float] = (0.0, 1.0)
+    unit: Unit = field(default_factory=Unit)
     features: tuple[str, ...] = ()
     axes: tuple[Axis, Axis] | None = None
     new: Tensor | None = None
@@ -72,8 +73,8 @@ class Subject:
         if self.is_classification != bool(self.classes):
             kind = "the classes' names" if self.is_classification else "none, as this is a regression"
             raise ValueError(f"Expected in `classes` {kind}, got {len(self.classes)}")
-        if self.unit[1] == 0:
-            raise ValueError("Expected `unit` as (center, scale) with a scale other than 0, got 0")
+        if self.unit.scale == 0:
+            raise ValueError("Expected `unit` with a scale other than 0, got 0")
 
     @property
     def is_classification(self) -> bool:

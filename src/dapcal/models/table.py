@@ -20,7 +20,7 @@ from dapcal.artifact import Stored
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled, split
 from dapcal.models import table_files
-from dapcal.models.columns import Columns, flat, named
+from dapcal.models.columns import Columns, Unit, flat, in_unit, named
 from dapcal.models.fields import Field
 from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
 from dapcal.models.subject import Axis, Subject
@@ -76,6 +76,11 @@ class TableModel:
         """Their names; empty in regression."""
         return self.target.labels
 
+    @property
+    def unit(self) -> Unit:
+        """Of the target; the network's own in classification."""
+        return Unit(self.target.center, self.target.scale) if isinstance(self.target, Numbers) else Unit()
+
     def predict(self, table: pa.Table, *, level: float = LEVEL, alpha: float = ALPHA, first_row: int = 1) -> Predicted:
         """Predictions for rows, in their order: one row out for one row in.
 
@@ -96,12 +101,7 @@ class TableModel:
     def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
         """Predictions at encoded rows (N, P) by name, in the target's unit."""
         columns = named(self.calibrated.batches(x, self.rows_at_once), self.classes, level, alpha)
-        if isinstance(self.target, Numbers):
-            for name in ("prediction", "lower", "upper"):
-                columns[name] = self.target.decode(torch.from_numpy(columns[name])).numpy()
-            for name in ("epistemic", "aleatoric"):
-                columns[name] = self.target.scale * columns[name].astype(float)
-        return columns
+        return in_unit(columns, self.unit) if isinstance(self.target, Numbers) else columns
 
     def read(self, path: Path, reading: Reading = PLAIN) -> Source:
         """The rows of a file, encoded."""
@@ -156,7 +156,6 @@ class TableModel:
 
     def subject(self, title: str, new: Tensor | None = None, new_name: str = "new data") -> Subject:
         """What a report is about; `new` are further encoded rows."""
-        numbers = self.target if isinstance(self.target, Numbers) else Numbers(0.0, 1.0)
         return Subject(
             calibrated=self.calibrated,
             train=self.train,
@@ -165,7 +164,7 @@ class TableModel:
             target=self.encoder.target,
             show=lambda x: list(self.encoder.decode(x)),
             classes=self.classes,
-            unit=(numbers.center, numbers.scale),
+            unit=self.unit,
             features=self.encoder.names,
             axes=self._axes(),
             new=new,

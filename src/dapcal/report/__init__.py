@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from dapcal.files import write_text
+from dapcal.models.columns import Unit
 from dapcal.models.subject import Axis, Picture, Row, Subject
 from dapcal.report.examples import gather
 from dapcal.report.page import page
 
-__all__ = ["Axis", "Picture", "Row", "Subject", "write"]
+__all__ = ["Axis", "Picture", "Row", "Subject", "Unit", "write"]
 
 
 def write(subject: Subject, path: str | Path) -> None:

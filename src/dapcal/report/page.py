@@ -33,7 +33,7 @@ def page(examples: Examples) -> str:
         ("calibration", "Does it know how good it is?", how_sure.section(examples, sure)),
         ("plane", "What it knows, and where", plane.section(examples, plane.measure(examples))),
         ("away", "What does it do away from its data?", away_from_data.section(examples, away)),
-        ("strangest", highest_scores.heading(examples), highest_scores.section(examples, highest)),
+        ("highest-scores", highest_scores.heading(examples), highest_scores.section(examples, highest)),
         ("selective", "What if doubtful ones go to a person?", doubtful.section(examples, doubtful.measure(examples))),
         ("phi", "How φ was chosen", phi.section(examples, phi.measure(examples))),
         ("diagnostics", "Can the computation be trusted?", weights.section(examples, weights.measure(examples))),

@@ -45,14 +45,19 @@ class Predicted(NamedTuple):
 
 def predict(calibrated: Calibrated, x: Tensor, y: Tensor | None = None) -> Predicted:
     """Predictions at inputs (N, ...), with the log probability of their targets where those are given."""
-    inputs = x.split(_BATCH)
-    targets = [None] * len(inputs) if y is None else y.split(_BATCH)
-    predictions = calibrated.batches(x, _BATCH)
-    parts = [_one(calibrated, *each) for each in zip(predictions, inputs, targets, strict=True)]
+    before, after, numbers = [], [], []
+    start = 0
+    for prediction in calibrated.batches(x, _BATCH):
+        targets = None if y is None else y[start : start + len(prediction)]
+        before.append(_answers(prediction.base, targets))
+        after.append(_answers(prediction, targets))
+        numbers.append(_numbers(prediction, calibrated))
+        start += len(prediction)
     return Predicted(
-        before=_joined([part.before for part in parts]),
-        after=_joined([part.after for part in parts]),
-        **{name: torch.cat([getattr(part, name) for part in parts], -1) for name in Predicted._fields[2:]},
+        before=_joined(before),
+        after=_joined(after),
+        raw=_plain(calibrated.distance.raw(x)),  # bounds its memory itself
+        **{name: torch.cat([part[name] for part in numbers]) for name in numbers[0]},
     )
 
 
@@ -64,20 +69,18 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def _one(calibrated: Calibrated, prediction: Prediction, x: Tensor, y: Tensor | None) -> Predicted:
+def _numbers(prediction: Prediction, calibrated: Calibrated) -> dict[str, Tensor]:
+    """What `Predicted` says of every input but the answers, (N,) each."""
     weights = prediction.diagnostics
-    return Predicted(
-        before=_answers(prediction.base, y),
-        after=_answers(prediction, y),
-        raw=_plain(calibrated.distance.raw(x)),
-        pre_distance=_plain(prediction.pre_distance),
-        score=_plain(prediction.ood_score),
-        p_value=exact_p_values(prediction, calibrated).cpu(),
-        ess=_plain(weights.ess),
-        total_weight=_plain(weights.total_weight),
-        sums_to=_plain(total_weight(prediction.ensemble.log_weights)),
-        pareto_k=_plain(weights.pareto_k),
-    )
+    return {
+        "pre_distance": _plain(prediction.pre_distance),
+        "score": _plain(prediction.ood_score),
+        "p_value": exact_p_values(prediction, calibrated).cpu(),
+        "ess": _plain(weights.ess),
+        "total_weight": _plain(weights.total_weight),
+        "sums_to": _plain(total_weight(prediction.ensemble.log_weights)),
+        "pareto_k": _plain(weights.pareto_k),
+    }
 
 
 def _answers(prediction: Prediction, y: Tensor | None) -> Answers:

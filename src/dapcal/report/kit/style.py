@@ -86,8 +86,8 @@ caption { text-align: left; color: var(--soft); font-size: .87rem; padding-botto
 th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
 thead th { font-size: .82rem; font-weight: 600; color: var(--soft); }
 tbody th { font-weight: 500; }
-.strange td, .strange th { padding: .25rem .8rem; white-space: nowrap; }
-.strange td { max-width: 16rem; overflow: hidden; text-overflow: ellipsis; }
+.highest td, .highest th { padding: .25rem .8rem; white-space: nowrap; }
+.highest td { max-width: 16rem; overflow: hidden; text-overflow: ellipsis; }
 tr.far { background: var(--flag); } tr.far th, tr.far td { color: var(--flag-ink); }
 .badge { font-size: .74rem; font-weight: 600; border: 1px solid currentColor; border-radius: 99px; padding: 0 .5em;
   margin-left: .5em; }

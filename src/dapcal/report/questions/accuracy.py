@@ -116,7 +116,7 @@ def _of_classes(examples: Examples, answers: Answers) -> ClassAccuracy:
 
 
 def _of_numbers(examples: Examples, answers: Answers) -> NumberAccuracy:
-    y, size = examples.y, abs(examples.subject.unit[1])
+    y, size = examples.y, abs(examples.subject.unit.scale)
     return NumberAccuracy(
         rmse=size * metrics.rmse(answers.mean, y),
         nll=float(-answers.log_prob.mean()) + y.shape[1] * math.log(size),  # a density in the target's unit

@@ -172,7 +172,7 @@ class IntervalWidth:
 
 def confidence_or_width(subject: Subject) -> Confidence | IntervalWidth:
     """What tells how sure the model is: of classes the one, of numbers the other."""
-    return Confidence() if subject.is_classification else IntervalWidth(abs(subject.unit[1]))
+    return Confidence() if subject.is_classification else IntervalWidth(abs(subject.unit.scale))
 
 
 def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:

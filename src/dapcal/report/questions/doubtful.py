@@ -55,7 +55,7 @@ def _of_classes(examples: Examples, answers: Answers) -> Risk:
 
 
 def _of_numbers(examples: Examples, answers: Answers) -> Risk:
-    size = abs(examples.subject.unit[1])
+    size = abs(examples.subject.unit.scale)
     squared = ((examples.y - answers.mean) ** 2).mean(-1)
     curve = metrics.selective_risk(answers.variance.mean(-1), squared)
     return Risk(tuple(curve.coverage.tolist()), tuple(size * math.sqrt(value) for value in curve.risk.tolist()))

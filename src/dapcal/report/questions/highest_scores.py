@@ -85,16 +85,16 @@ def prediction_words(subject: Subject, found: Answer) -> str:
     if subject.classes:
         best = max(range(len(found.mean)), key=lambda place: found.mean[place])
         return f"{cut(subject.classes[best])} ({percent(found.mean[best])})"
-    center, scale = subject.unit
-    intervals = zip(found.mean, found.lower, found.upper, strict=True)
-    return ", ".join(f"{number(center + scale * m)} ± {number(abs(scale) * (b - a) / 2, 2)}" for m, a, b in intervals)
+    widths = [upper - lower for lower, upper in zip(found.lower, found.upper, strict=True)]
+    shown = zip(subject.unit.amounts(found.mean), subject.unit.widths(widths), strict=True)
+    return ", ".join(f"{number(mean)} ± {number(width / 2, 2)}" for mean, width in shown)
 
 
 def target_words(subject: Subject, value: tuple[float, ...]) -> str:
     """A true target as people see it."""
     if subject.classes:
         return cut(subject.classes[int(value[0])])
-    return ", ".join(number(subject.unit[0] + subject.unit[1] * each) for each in value)
+    return ", ".join(map(number, subject.unit.amounts(value)))
 
 
 def _highest(subject: Subject, x: Tensor, rows: Tensor, score: Tensor, y: Tensor | None) -> tuple[Scored, ...]:
@@ -184,7 +184,7 @@ def _side_by_side(subject: Subject, found: Scored) -> str:
     hidden = len(names) - _MOST_COLUMNS
     caption = "Columns, the most different first" + (f"; {hidden} more are not shown" if hidden > 0 else "")
     heads = ["column", "this one", *(f"nearest {place}" for place in range(1, len(rows)))]
-    return scrolling(caption, heads, body, "strange")
+    return scrolling(caption, heads, body, "highest")
 
 
 def _line(name: str, values: list[str], column: Column | None = None) -> str:

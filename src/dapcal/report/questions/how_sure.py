@@ -198,7 +198,7 @@ def _coverage(examples: Examples, answers: Answers) -> Coverage:
     pit = ndtr((y - mean) / deviation).flatten()
     return Coverage(
         coverage=metrics.coverage(*interval(0.95), y),
-        width=abs(examples.subject.unit[1]) * metrics.mean_width(*interval(0.95)),
+        width=abs(examples.subject.unit.scale) * metrics.mean_width(*interval(0.95)),
         observed=tuple(metrics.coverage(*interval(level), y) for level in LEVELS),
         pit_counts=tuple(torch.histc(pit, BINS, 0, 1).long().tolist()),
     )

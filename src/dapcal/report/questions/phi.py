@@ -18,7 +18,7 @@ def measure(examples: Examples) -> Curve:
     subject = examples.subject
     curve, unit = subject.calibrated.curve, 0.0
     if not subject.is_classification:
-        unit = subject.held_out.y[0].numel() * math.log(abs(subject.unit[1]))
+        unit = subject.held_out.y[0].numel() * math.log(abs(subject.unit.scale))
     return Curve(
         phi=curve.phi.cpu(),
         loss=curve.loss.cpu(),

@@ -59,7 +59,7 @@ def measure(examples: Examples) -> Map | None:
         torch.linspace(float(a), float(b), _CELLS, dtype=train.dtype) for a, b in zip(low, high, strict=True)
     )
     grid = torch.stack([across.repeat(_CELLS), down.flip(0).repeat_interleave(_CELLS)], 1).to(train.device)
-    scale = 1.0 if subject.is_classification else abs(subject.unit[1])
+    scale = 1.0 if subject.is_classification else abs(subject.unit.scale)
     times = torch.logspace(-_DECADES, _DECADES, _STEPS, dtype=torch.float64)
     phis = calibrated.scale.inverse(times * calibrated.factor)
     phis[_STEPS // 2] = calibrated.phi

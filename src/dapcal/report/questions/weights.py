@@ -84,7 +84,7 @@ def told(found: Weights) -> list[str]:
             words.append(f"Pareto’s k̂, how heavy the tail of the weights is: at worst {number(found.largest_k)}.")
         words.append(
             f"At {percent(found.collapsed)} of the examples the weights have collapsed (few effective draws, or "
-            "k̂ > 0.7): predictions there are no to be trusted."
+            "k̂ > 0.7): predictions there are not to be trusted."
             if found.collapsed
             else "The weights have collapsed nowhere."
         )
