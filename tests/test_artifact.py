@@ -321,7 +321,7 @@ def test_projectors_are_told_apart_by_the_name_of_their_space(path):
 @pytest.mark.parametrize("projector", [None, {"yours": own_projector}, {}])
 def test_a_missing_projector_is_named(projector, path):
     calibrate(diagonal(), Inflate(), Space(own_projector, name="mine")).save(path)
-    with pytest.raises(ValueError, match=r"projector of your own.*'mine'.*pass it: dapcal\.load\(.*projector="):
+    with pytest.raises(ValueError, match=r"your projector \(.*'mine'.*pass it: dapcal\.load\(.*projector="):
         dapcal.load(path, network(), projector=projector)
 
 
@@ -352,7 +352,7 @@ def test_a_likelihood_of_ones_own_is_given_again(path):
     calibrated = calibrate(diagonal(3, Sharper()), Inflate())
     calibrated.save(path)
     assert_same(dapcal.load(path, network(), likelihood=Sharper())(X), calibrated(X))
-    with pytest.raises(ValueError, match=r"likelihood of your own \(Sharper.*pass it.*likelihood="):
+    with pytest.raises(ValueError, match=r"your likelihood \(Sharper.*pass it.*likelihood="):
         dapcal.load(path, network())
 
 

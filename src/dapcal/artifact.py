@@ -1,7 +1,7 @@
 """Save and load a calibrated posterior: one safetensors file with a JSON description, no pickle.
 
 Stored: the posterior's draws and moments, the likelihood, projectors, training points, radii, φ, the calibration curve
-and held-out scores. Not stored: the network's code (give the model again) and callables of your own (a projector, a
+and held-out scores. Not stored: the network's code (give the model again) and callables that you wrote (a projector, a
 likelihood, a function that returns stacked predictions: give them again). Opening checks format, version, checksum and
 finiteness; loading checks names, shapes and dtypes against the model. Whoever saves may add a description (`about`) and
 tensors (`attachments`), which come back as they were: what a table's columns mean, training rows to show.
@@ -58,8 +58,8 @@ def load(
     Args:
         path: the file.
         model: the network (its weights do not matter), or the function of `StackedPredictions`.
-        projector: the callable, where the distance uses one of your own; several by the name of their space.
-        likelihood: where it is one of your own.
+        projector: the callable, where the distance uses one that you wrote; several by the name of their space.
+        likelihood: where you wrote it.
         device: where predictions run; by default where the model is.
     """
     return open(path).calibrated(model, projector, likelihood, device)
@@ -169,14 +169,14 @@ class _Reader:
             self.labels.add(label)
             if len(self.labels) > 1:
                 raise ValueError(
-                    "This file was saved with several projectors of your own; pass them by the name of their space: "
+                    "This file was saved with several of your projectors; pass them by the name of their space: "
                     f"projector={{{', '.join(f'{name!r}: ...' for name in sorted(self.labels))}}}"
                 )
         if isinstance(given, Mapping):
             given = given.get(label)
         if given is None:
             raise ValueError(
-                f"This file was saved with a {what} of your own ({node['type']}, {label!r}), which is not stored; pass "
+                f"This file was saved with your {what} ({node['type']}, {label!r}), which is not stored; pass "
                 f"it: dapcal.load(path, model, {what}=...)"
             )
         return given

@@ -86,7 +86,7 @@ def _check_features(calibrated: Storable) -> None:
         if isinstance(own, LayerFeatures) and (network is None or not same_weights(own.network, network)):
             raise TypeError(
                 f"Cannot store features of a network that is not the posterior's ({space.name}); wrap them in a "
-                "function of your own, which is given again at loading"
+                "function that you have written, which is given again at loading"
             )
 
 

@@ -124,8 +124,8 @@ class Adjustment(Protocol):
     """Adjusts a posterior to a distance, in two stages.
 
     What does not depend on the distance (forward passes, decompositions) happens in the call; the function that
-    comes back does the rest, so that many values of φ cost little more than one. An adjustment of your own may derive
-    from this class, and then says only what is different from here.
+    comes back does the rest, so that many values of φ cost little more than one. Your adjustment may derive from
+    this class, and then says only what is different from here.
     """
 
     @property

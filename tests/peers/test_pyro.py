@@ -66,7 +66,7 @@ def check(posterior, draws, prefix, x):
 
 def test_draws_of_nuts(chain, data):
     draws = chain.get_samples()
-    assert "sigma" in draws  # is no weight
+    assert "sigma" in draws  # is not a weight
     posterior = from_samples(draws, network(), Gaussian(0.1), prior_scale=1.0)
     assert posterior.draws.shape == (30, 13)
     assert posterior.layout.names == tuple(n for n, _ in network().named_parameters())

@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 @runtime_checkable
 class Loss(Protocol):
-    """A calibration loss; one of your own may derive from this class, and then says only what is different here."""
+    """A calibration loss; one that you write may derive from this class, and then says only what is different here."""
 
     @property
     def refits(self) -> bool:

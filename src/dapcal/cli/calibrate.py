@@ -1,4 +1,4 @@
-"""`dapcal calibrate`: from your own network, trained elsewhere, to a calibrated model in one file."""
+"""`dapcal calibrate`: from your network, trained elsewhere, to a calibrated model in one file."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone: no words, notes or bars.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
 Factory = Annotated[
-    str | None, typer.Option("--model", help="For your own network: package.module:factory, as in `calibrate`.")
+    str | None, typer.Option("--model", help="For your network: package.module:factory, as in `calibrate`.")
 ]
 
 console = Console(stderr=True)

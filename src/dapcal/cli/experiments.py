@@ -51,8 +51,8 @@ def reproduce(
     known = EXPERIMENTS[name].options
     for option, value in given.items():
         if value is not None and option not in known:
-            heeded = ", ".join(f"--{o}" for o in ("seed", *known))
-            raise end(f"{name} has no option --{option}; it has {heeded}.", WRONG)
+            known_options = ", ".join(f"--{o}" for o in ("seed", *known))
+            raise end(f"{name} has no option --{option}; it has {known_options}.", WRONG)
     if parts is not None:
         given["parts"] = tuple(part.strip() for part in parts.split(","))
     if "jobs" in known and jobs is None:

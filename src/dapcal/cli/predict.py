@@ -38,7 +38,7 @@ def predict(
         Path,
         typer.Argument(
             readable=False,
-            help="Table with the same columns: .csv, .tsv, .parquet or .npz; for your own network an npz file with an "
+            help="Table with the same columns: .csv, .tsv, .parquet or .npz; for your network an npz file with an "
             "array x (N, ...), or a folder of images.",
         ),
     ],
@@ -93,7 +93,7 @@ def predicted(model: Model, data: Path, reading: Reading, out: Path, alpha: floa
     said.progress("predicting", rows, rows)
     for note in source.notes():
         said.note(note)
-    share = f"{flagged:,} of {rows:,} {source.noun} ({100 * flagged / rows:.1f} %) are out of distribution at {alpha:g}"
+    share = f"{flagged:,} of {rows:,} {source.noun} ({100 * flagged / rows:.1f} %) are flagged as out of distribution"
     said.result({"file": str(out), source.noun: rows, "ood": flagged, "alpha": alpha}, f"{share}\nSaved to {out}")
 
 

@@ -68,7 +68,7 @@ class Experiment(NamedTuple):
     title: str
     text: str
     run: Callable[[Run], Outcome]
-    options: tuple[str, ...] = ()  # fields of `Run` beyond the seed that it heeds
+    options: tuple[str, ...] = ()  # fields of `Run` beyond the seed that it uses
     settings: dict[str, Any] | None = None  # what unfinished work must agree with to be gone on from
 
 

@@ -1,8 +1,8 @@
 """Likelihoods: what a network's outputs say about targets, for one draw and for weighted draws.
 
-A likelihood of your own subclasses `Likelihood` and gives `conditional`, `log_likelihood` and `check`; the
+A likelihood that you write subclasses `Likelihood` and gives `conditional`, `log_likelihood` and `check`; the
 predictive mean, variance and density of weighted draws then follow. Override those where a closed form is better. One
-for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; what is no `ClassLikelihood` counts as
+for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; what is not a `ClassLikelihood` counts as
 regression.
 """
 

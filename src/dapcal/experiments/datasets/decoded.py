@@ -53,19 +53,19 @@ def decoded(name: str, files: tuple[str, ...], decode: Callable[..., Arrays]) ->
     kept = _read(stem)
     if kept is not None:
         return kept
-    strange = [file for file in files if digests[file] != SHA256[file]]
-    arrays = _same_contents(name, strange[0], paths, digests, decode) if strange else decode(*paths.values())
+    changed = [file for file in files if digests[file] != SHA256[file]]
+    arrays = _same_contents(name, changed[0], paths, digests, decode) if changed else decode(*paths.values())
     _write(stem, arrays)
     return arrays
 
 
 def _same_contents(
-    name: str, strange: str, paths: dict[str, Path], digests: dict[str, str], decode: Callable[..., Arrays]
+    name: str, changed: str, paths: dict[str, Path], digests: dict[str, str], decode: Callable[..., Arrays]
 ) -> Arrays:
     """Images from files with other checksums, if every pixel and label is as it should be."""
     if name not in CONTENTS:
-        raise mismatch(strange, paths[strange], digests[strange])
-    refusal = mismatch(strange, paths[strange], digests[strange], "or the same pixels and labels")
+        raise mismatch(changed, paths[changed], digests[changed])
+    refusal = mismatch(changed, paths[changed], digests[changed], "or the same pixels and labels")
     try:
         arrays = decode(*paths.values())
     except (

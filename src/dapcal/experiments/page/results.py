@@ -102,9 +102,9 @@ _CONVENTIONS = f"""\
   an oracle.
 - Three things were not blind. Our default stops widening a regression's variance at the mean square of the training
   targets around the prediction, and its radius has a smallest unit: both were added after intervals on UCI gap had been
-  seen to be far too wide, so our numbers there are no of an untouched test. “VI, untuned” is there because the paper's
-  estimator does with it what it is known for; it was found by going through trained posteriors on three splits of
-  naval. DUE's and SNGP's defaults were settled while looking at Fashion-MNIST's test images.
+  seen to be far too wide, so our numbers there are not those of an untouched test. “VI, untuned” is there because the
+  paper's estimator does with it what it is known for; it was found by going through trained posteriors on three splits
+  of naval. DUE's and SNGP's defaults were settled while looking at Fashion-MNIST's test images.
 - Training differs from the paper's on images: it names SGD with momentum and a learning rate of 10⁻⁶ (a size that
   suits a log joint summed over the training set); we use Adam, at the rates named below. Our MAP, DE and VI are
   therefore other networks than the paper's, and need not agree with them.
