@@ -31,7 +31,7 @@ class Examples:
 
     subject: Subject
     rows: Tensor  # places of those that judge among the held-out inputs, ascending
-    is_independent: bool  # whether none of these had a say in φ
+    is_independent: bool  # whether none of these chose φ
     x: Tensor  # their inputs
     y: Tensor  # their labels (N,), or targets (N, K) as the network sees them; on the CPU
     held_out: Predicted
@@ -91,7 +91,7 @@ class Judges(NamedTuple):
     """Held-out inputs that quality is measured on."""
 
     rows: Tensor  # their places among the held-out inputs, ascending
-    are_independent: bool  # whether none of them had a say in φ
+    are_independent: bool  # whether none of them chose φ
 
 
 def judges(subject: Subject, most: int) -> Judges:
