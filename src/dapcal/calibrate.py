@@ -289,10 +289,9 @@ class Calibrated:
         distance = self.factor * pre_distance
         ensemble = adjusted(distance)
         if is_joint and adjusted(torch.ones_like(pre_distance)).spread.any():
-            name = type(self.adjust).__name__
             raise ValueError(
-                f"A joint prediction needs draws, and the closed form of {name} has a spread alone; calibrate with "
-                f"adjust={name}(drawn=True)"
+                f"A joint prediction needs draws, and the closed form of {type(self.adjust).__name__} has a spread "
+                "alone; calibrate with adjust=Inflate(drawn=True), or Transport(drawn=True) for a Gaussian posterior"
             )
         if ensemble.importance is not None:
             _warn_if_collapsed(ensemble)

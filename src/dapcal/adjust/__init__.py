@@ -2,6 +2,7 @@
 
 from dapcal.adjust.inflate import Inflate, OfTrainingTargets
 from dapcal.adjust.matched import MomentMatched
+from dapcal.adjust.revert import Revert
 from dapcal.adjust.reweight import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
 from dapcal.adjust.transport import Transport
 
@@ -11,6 +12,7 @@ __all__ = [
     "MomentMatched",
     "OfTrainingTargets",
     "PriorMonteCarlo",
+    "Revert",
     "Reweight",
     "SelfNormalised",
     "Transport",

@@ -132,6 +132,13 @@ class Likelihood(ABC):
         mean = outputs.mean(0)
         return torch.where((k == 1)[:, None], outputs, mean + k.to(outputs.dtype)[:, None] * (outputs - mean))
 
+    def shifted(self, outputs: Tensor, by: Tensor) -> Tensor:
+        """Draws whose expected targets are `by` (N, K) larger, in the units of the target, (S, N, C)."""
+        raise TypeError(
+            f"{type(self).__name__} does not say how outputs shift the expected target; write `shifted`, or use "
+            "Inflate(), which leaves it where it is"
+        )
+
     def mean(self, ensemble: Ensemble) -> Tensor:
         """Predictive mean E[y], (N, K)."""
         return expectation(ensemble, ensemble.conditional.mean)

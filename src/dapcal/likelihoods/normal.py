@@ -37,6 +37,11 @@ class NormalLikelihood(Likelihood):
         """Differential entropy of the Gaussian of the moments, (N,)."""
         return 0.5 * torch.log(2 * math.pi * math.e * self.variance(ensemble)).sum(-1)
 
+    def shifted(self, outputs: Tensor, by: Tensor) -> Tensor:
+        """Locations, which are the first outputs, plus `by`; noises as they are."""
+        location = outputs[..., : by.shape[-1]] + by.to(outputs.dtype)
+        return torch.cat([location, outputs[..., by.shape[-1] :]], -1)
+
     def unconditional(self, y: Tensor) -> Unconditional:
         """Their mean and variance."""
         return Unconditional(tuple(y.double().mean(0).tolist()), tuple(y.double().var(0, correction=0).tolist()))
