@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import dapcal
 from dapcal import deploy
-from dapcal.adjust import Inflate, Reweight
+from dapcal.adjust import Inflate, Revert, Reweight
 from dapcal.deploy import programs, spaces
 from dapcal.distances import Space, hausdorff, nearest
 from dapcal.distances.neighbors import TorchIndex
@@ -139,6 +139,19 @@ def test_the_module_predicts_what_the_calibrated_posterior_does(posterior_of, li
     assert_same(module.train()(x), calibrated, x)  # dropout stays off
 
 
+@pytest.mark.parametrize("posterior_of", POSTERIORS.values(), ids=POSTERIORS)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS[2:], ids=lambda likelihood: type(likelihood).__name__)
+def test_a_module_reverts_too(posterior_of, likelihood):
+    calibrated = calibrated_of(posterior_of, likelihood, adjust=Revert())
+    x = queries(calibrated)
+    module = deploy.module(calibrated)
+    assert_same(module(x), calibrated, x)
+    assert not torch.isclose(module(x).mean[:1], deploy.module(replace(calibrated, adjust=Inflate()))(x).mean[:1]).any()
+    other = deploy.module(calibrated_of(posterior_of, likelihood, seed=5, adjust=Revert()))
+    other.load_state_dict(module.state_dict())  # the training targets are in it
+    assert_same(other(x), calibrated, x)
+
+
 @pytest.mark.parametrize("make", [normed, cnn, convolutional])
 def test_members_that_are_no_plain_chain(make):
     calibrated = calibrated_of(members, Categorical(), make)
@@ -253,6 +266,7 @@ def test_neighbours_that_the_product_cannot_tell_apart():
 PROGRAMS = {  # each way to outputs, kind of task and kind of space once: a trace takes seconds
     "ensemble of CNNs, classes": (members, Categorical(), cnn, {}),
     "ensemble of chains, regression": (members, Gaussian(0.3), mlp, {"distance": None}),
+    "ensemble of chains, reverting": (members, Gaussian(0.3), mlp, {"adjust": Revert()}),
     "last layer, regression": (
         last_layer, NoiseHead(), mlp, {"distance": [Space(Identity(), name="inputs"), Space(RandomFourier(20))]},
     ),
@@ -330,7 +344,7 @@ class Own(Gaussian):
         (linearised, {}, r"laplace\.last_layer, or laplace\.fit\(\.\.\., linearised=False\)"),
         (masks, {}, r"got DropoutPosterior; fit one of them .* calibrated\(x\)"),
         (members, {"adjust": Inflate(drawn=True)}, r"Expected adjust=Inflate\(\), .* got Inflate\(drawn=True"),
-        (with_prior, {"adjust": Reweight(normalise=True)}, r"got Reweight.*; calibrate with it"),
+        (with_prior, {"adjust": Reweight(normalise=True)}, r"got Reweight.*; calibrate with one of them"),
         (members, {"distance": Space(Identity(), hausdorff)}, r"got Hausdorff; calibrate with dapcal\.distances"),
         (members, {"distance": Space(lambda x: x[:, :2], name="own")}, r"projector of space `own`, got function"),
     ],

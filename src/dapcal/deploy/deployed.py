@@ -8,7 +8,7 @@ from typing import NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from dapcal.adjust import Inflate
+from dapcal.adjust import Inflate, Revert
 from dapcal.calibration.ood_score import Evidence, pieces_of
 from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
@@ -25,10 +25,10 @@ def module(calibrated: Fitted) -> Deployed:
     if not isinstance(calibrated, Fitted):
         raise TypeError(f"Expected what dapcal.calibrate returns, got {type(calibrated).__name__}")
     adjust, likelihood = calibrated.adjust, calibrated.posterior.likelihood
-    if not isinstance(adjust, Inflate) or adjust.drawn:
+    if not isinstance(adjust, Inflate | Revert) or (isinstance(adjust, Inflate) and adjust.drawn):
         raise TypeError(
-            f"Expected adjust=Inflate(), the default and the one closed form that deploys, got {adjust}; calibrate "
-            "with it, or predict with calibrated(x)"
+            f"Expected adjust=Inflate(), the default, or Revert(), the closed forms that deploy, got {adjust}; "
+            "calibrate with one of them, or predict with calibrated(x)"
         )
     if type(likelihood) not in LIKELIHOODS:
         names = ", ".join(kind.__name__ for kind in LIKELIHOODS)
@@ -72,7 +72,7 @@ class Deployed(nn.Module):
     scale: Tensor
     held_out: Tensor
 
-    def __init__(self, calibrated: Fitted, adjust: Inflate) -> None:
+    def __init__(self, calibrated: Fitted, adjust: Inflate | Revert) -> None:
         super().__init__()
         posterior, distance, evidence = calibrated.posterior, calibrated.distance, calibrated.evidence
         self.shape, self.dtype = tuple(calibrated.example.shape[1:]), calibrated.example.dtype
@@ -81,7 +81,9 @@ class Deployed(nn.Module):
         self.spaces = nn.ModuleList(SpaceModule(space, posterior.network) for space in spaces)
         layers = {space.projector.layer for space in spaces if isinstance(space.projector, LayerFeatures)}
         self.entering = Entering(posterior.network, layers.union(self.posterior.layers))
-        self.limit = Limit(adjust.limit) if isinstance(adjust.limit, Unconditional) else None
+        self.reverts = isinstance(adjust, Revert)
+        limit = adjust.targets if isinstance(adjust, Revert) else adjust.limit
+        self.limit = Limit(limit) if isinstance(limit, Unconditional) else None
         self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
         settings = vars(posterior.likelihood)
         self.settings = tuple(settings)  # names: temperature, noise, ...
@@ -115,8 +117,9 @@ class Deployed(nn.Module):
         pre_distance = ((raw - self.start) / self.unit).clamp_min(0).amax(0)
         distance = self.factor * pre_distance
 
-        inflate = Inflate(limit=cast("Unconditional | None", self.limit))
-        adjusted = inflate(Seen(likelihood, self.posterior(x, entering)), x)
+        limit = cast("Unconditional | None", self.limit)
+        adjust = Revert(limit) if self.reverts else Inflate(limit=limit)
+        adjusted = adjust(Seen(likelihood, self.posterior(x, entering)), x)
         base = adjusted(torch.zeros_like(distance))
         score = Evidence((), self.center, self.scale, self.held_out).score(pieces_of(likelihood, base, raw, further))
         # what `Evidence.p_value` finds by a sorted search, which ONNX does not have
