@@ -46,6 +46,17 @@ def read_by(posterior: Posterior, x: Tensor, drawn: bool = False) -> Callable[[L
     return lambda likelihood: base_ensemble(likelihood, outputs)
 
 
+def with_variance(posterior: Posterior, x: Tensor, drawn: bool = False) -> tuple[Ensemble, Tensor]:
+    """The base posterior as `seen`, which must have more than one draw or moments, and V of its locations, (N, K)."""
+    likelihood = posterior.likelihood
+    moments = None if drawn else posterior.moments(x)
+    if moments is not None:
+        base = closed_ensemble(likelihood, moments)
+        return base, base.spread
+    outputs = outputs_with_spread(posterior, x)
+    return base_ensemble(likelihood, outputs), likelihood.location_variance(outputs)
+
+
 def outputs_with_spread(posterior: Posterior, x: Tensor) -> Tensor:
     """Outputs of a posterior that has more than one draw."""
     outputs = posterior.outputs(x)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dapcal.ensembles import base_ensemble, closed_ensemble, outputs_with_spread
+from dapcal.ensembles import with_variance
 from dapcal.likelihoods import Likelihood, Unconditional
 from dapcal.storing import Stores
 from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
@@ -71,15 +71,7 @@ class Inflate(Adjustment):
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the draws; every distance is free after that."""
         likelihood = posterior.likelihood
-        moments = posterior.moments(x) if self.closed_form else None
-        if moments is None:
-            outputs = outputs_with_spread(posterior, x)
-            base = base_ensemble(likelihood, outputs)
-            variance = likelihood.location_variance(outputs)  # (N, K)
-        else:
-            base = closed_ensemble(likelihood, moments)
-            variance = base.spread
-
+        base, variance = with_variance(posterior, x, self.drawn)
         most = torch.full_like(variance, torch.inf)
         if self.limit is not None and not isinstance(self.limit, OfTrainingTargets):
             around = self.limit.variance_around(likelihood.mean(base))

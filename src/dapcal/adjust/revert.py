@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dapcal.ensembles import base_ensemble, closed_ensemble, outputs_with_spread
+from dapcal.ensembles import with_variance
 from dapcal.likelihoods import Likelihood, Unconditional
 from dapcal.storing import Stores
 from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
@@ -30,7 +30,9 @@ class Revert(Adjustment):
     """Widen the spread as Inflate does, and move the mean towards that of the training targets; for regression.
 
     All draws move together, by (w − 1)(f̄ − ȳ), and keep their spread V. Shrinking each of them towards ȳ instead would
-    give the variance noise + w²V + wE, which is narrower by (1 − w²)V and falls with distance where V > S/2.
+    give the variance noise + w²V + wE, which falls with distance where V > S/2. On the sinusoid (two posteriors, five
+    seeds) the log predictive of the two forms differs, at one φ, by 0.00 to 0.08 in the gap: in favour of this form
+    where the posterior is too narrow (Laplace), of the other where it is already wide (ensemble).
 
     The noise in S is that of the input itself, so that no prediction depends on the others of its batch and a noise
     level that was scaled in-domain counts. Where all draws agree (V = 0) distance adds nothing and nothing reverts.
@@ -81,14 +83,7 @@ class Revert(Adjustment):
                 "or Revert(targets=likelihood.unconditional(y))"
             )
         likelihood = posterior.likelihood
-        moments = posterior.moments(x)
-        if moments is None:
-            outputs = outputs_with_spread(posterior, x)
-            base = base_ensemble(likelihood, outputs)
-            variance = likelihood.location_variance(outputs)  # (N, K)
-        else:
-            base = closed_ensemble(likelihood, moments)
-            variance = base.spread
+        base, variance = with_variance(posterior, x)
         mean, noise = likelihood.mean(base), likelihood.aleatoric(base)  # (N, K)
         center, total = (
             torch.as_tensor(value, dtype=mean.dtype, device=mean.device)
