@@ -31,8 +31,9 @@ results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of RE
 	$(VENV)/bin/python docs/figures.py
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 
-page: $(STAMP)  # docs/results.md with its figures, and the README's table, from the files in results/
+page: $(STAMP)  # docs/results.md and no-harm.md with their figures, and the README's table, from the files in results/
 	$(VENV)/bin/python -m dapcal.experiments.page.results results docs
+	$(VENV)/bin/python -m dapcal.experiments.page.no_harm results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.choosing results docs/choosing.md
 	$(VENV)/bin/python -m dapcal.experiments.page.estimators results docs/sklearn.md
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md

@@ -113,6 +113,11 @@ def with_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
+def short(leaf: Any) -> Any:
+    """A number to seven digits: more would say nothing, and fill a result file."""
+    return float(f"{leaf:.7g}") if isinstance(leaf, float) else leaf
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Networks this small run several times faster without threads that wait for each other."""

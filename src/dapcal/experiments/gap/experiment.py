@@ -14,7 +14,7 @@ from dapcal.experiments.gap.summary import summarise
 from dapcal.experiments.gap.training import Plan, prepare, train
 from dapcal.experiments.parallel import looks, processes
 from dapcal.experiments.published import UCI_GAP
-from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread, with_leaves
+from dapcal.experiments.records import Experiment, Outcome, Run, environment, one_thread, short, with_leaves
 from dapcal.files import complete_or_absent, remove_parts, write_text
 
 
@@ -106,17 +106,12 @@ def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
             "split": split,
             "column": table.columns[split],
             "constant": bool((table.x[:, split] == table.x[0, split]).all()),
-            "rows": with_leaves(evaluate(plan, prepare(plan, table, split, seed), networks, seed), _short),
+            "rows": with_leaves(evaluate(plan, prepare(plan, table, split, seed), networks, seed), short),
         }
         write_text(path, json.dumps(record) + "\n")
     rows = json.loads(path.read_text())["rows"]
     shown = ", ".join(f"{name} {rows[name]['log_likelihood']:.2f}" for name in ("VI", "VI + paper", "VI + ours"))
     return f"{unit.table} {split}: {shown}"
-
-
-def _short(leaf: Any) -> Any:
-    """A number to seven digits: more would say nothing, and fill the result file."""
-    return float(f"{leaf:.7g}") if isinstance(leaf, float) else leaf
 
 
 def _record_of(unit: Unit, split: int, work: Path) -> Path:

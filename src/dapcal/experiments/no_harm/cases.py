@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+Data = dict[str, Any]
+"""Settings of one data set."""
 FILE = Path(__file__).parent / "cases.toml"
 
 
@@ -44,8 +46,9 @@ class Plan:
         )
 
     def of(self, data: str) -> Data:
-        """What the file says of a data set, with what it leaves to all."""
-        return Data({"name": data} | self.settings["data"][data], self.settings)
+        """What the file says of a data set, beside what it says of all."""
+        common = {name: value for name, value in self.settings.items() if name not in ("data", "cases")}
+        return {**common, "name": data, **self.settings["data"][data]}
 
     def chosen(self, parts: tuple[str, ...] | None, seeds: int | None) -> tuple[Case, ...]:
         """Cases whose name holds one of some words, with the first few of their seeds.
@@ -65,18 +68,3 @@ class Plan:
             for case in self.cases
             if parts is None or any(part in case.name for part in parts)
         )
-
-
-class Data(NamedTuple):
-    """What is said of one data set, and of all."""
-
-    own: dict[str, Any]
-    common: dict[str, Any]
-
-    def __getitem__(self, name: Any) -> Any:
-        """A setting of its own, else that of all."""
-        return self.own[name] if name in self.own else self.common[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """One that may be missing."""
-        return self.own.get(name, default)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from dapcal.data import Labelled
-from dapcal.experiments.datasets import DATASETS, as_floats, like_mnist, uci
+from dapcal.experiments.datasets import DATASETS, Images, as_floats, like_mnist, uci
 from dapcal.experiments.datasets.files import verified
 from dapcal.experiments.no_harm.cases import Data
 from dapcal.experiments.toys import sinusoid, two_moons
@@ -58,22 +58,27 @@ def images(data: Data, seed: int) -> Problem:
     generator = torch.Generator().manual_seed(seed)
     train, test = (DATASETS[data["name"]](split) for split in ("train", "test"))
     learnt, calibrating, judging = data["rows"]
-    known = [(~_other(data, part.y)).nonzero().flatten() for part in (train, test)]
-    rows, tested = (some[torch.randperm(len(some), generator=generator)] for some in known)
-    parts = [
-        Labelled(as_floats(part.x[index]), _numbered(data, part.y[index]))
-        for part, index in (
-            (train, rows[:learnt]), (train, rows[learnt : learnt + calibrating]), (test, tested[:judging]),
-        )
-    ]  # fmt: skip
+    rows, tested = (
+        _shuffled((~_other(part.y, data)).nonzero().flatten(), generator) for part in (train, test)
+    )  # fmt: skip
+
+    def labelled(part: Images, index: Tensor) -> Labelled:
+        return Labelled(as_floats(part.x[index]), _numbered(part.y[index], data.get("without", [])))
+
     outliers = {}
     for name in data["outliers"]:
         if name == "other classes":
-            outliers[name] = Outside(as_floats(_some(test.x[_other(data, test.y)], generator)))
+            outliers[name] = Outside(as_floats(_some(test.x[_other(test.y, data)], generator)))
         else:
             outliers[name] = Outside(_pictures(name, generator))
-    classes = int(parts[0].y.max()) + 1
-    return Problem(*parts, outliers, Categorical(), classes)
+    return Problem(
+        train=labelled(train, rows[:learnt]),
+        held_out=labelled(train, rows[learnt : learnt + calibrating]),
+        test=labelled(test, tested[:judging]),
+        outliers=outliers,
+        likelihood=Categorical(),
+        outputs=10 - len(data.get("without", [])),
+    )
 
 
 def moons(data: Data, seed: int) -> Problem:
@@ -106,19 +111,20 @@ def waves(data: Data, seed: int) -> Problem:
 def numbers(data: Data, seed: int) -> Problem:
     """A UCI table, standardised by its training rows; with `columns`, the gap in one of them is left out."""
     table, columns = uci(data["name"]), data.get("columns")
-    gap = table.splits[table.columns.index(columns[seed])] if columns else torch.empty(0, dtype=torch.long)
+    about = columns[seed % len(columns)] if columns else ""
+    gap = table.splits[table.columns.index(about)] if about else torch.empty(0, dtype=torch.long)
     outside = torch.ones(len(table.x), dtype=torch.bool)
     outside[gap] = False
     parts = divided(outside.nonzero().flatten(), data, seed)
     x, y = (_standard(values, parts[0]) for values in (table.x, table.y[:, None]))
     train, held_out, test = (Labelled(x[rows], y[rows]) for rows in parts)
     generator = torch.Generator().manual_seed(seed)
-    if columns:
+    if about:
         rows = _some(gap, generator)
         outliers = {"the gap": Outside(x[rows], y[rows])}
     else:
         outliers = {name: Outside(CORRUPTED[name](test.x, train.x, generator)) for name in data["outliers"]}
-    return Problem(train, held_out, test, outliers, Gaussian(), 1, columns[seed] if columns else "")
+    return Problem(train, held_out, test, outliers, Gaussian(), 1, about)
 
 
 def table(data: Data, seed: int) -> Problem:
@@ -132,8 +138,9 @@ def table(data: Data, seed: int) -> Problem:
     classes = data["task"] == "classification"
     other = torch.zeros(len(y), dtype=torch.bool)
     if data.get("without"):
-        other = torch.isin(y, torch.tensor([goal.labels.index(label) for label in data["without"]]))
-        y = _numbered(Data({"without": y[other].unique().tolist()}, {}), y, other)
+        without = [goal.labels.index(label) for label in data["without"]]
+        other = torch.isin(y, torch.tensor(without))
+        y = _numbered(y, without)
     parts = divided((~other).nonzero().flatten(), data, seed)
     encoder = fit_encoder(rows.take(parts[0].tolist()), target, data.get("drop", ()))
     x = encoder(rows).x
@@ -156,7 +163,7 @@ KINDS: dict[str, Callable[[Data, int], Problem]] = {
 
 def divided(rows: Tensor, data: Data, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Rows for training, calibrating and judging, by the shares that the plan names."""
-    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    rows = _shuffled(rows, torch.Generator().manual_seed(seed))
     judging, calibrating = (round(data[share] * len(rows)) for share in ("test", "held_out"))
     return rows[judging + calibrating :], rows[judging : judging + calibrating], rows[:judging]
 
@@ -191,8 +198,8 @@ def _classes(
     data: Data, x: Tensor, y: Tensor, seed: int, elsewhere: Callable[[str, torch.Generator], Tensor]
 ) -> Problem:
     """Rows of some classes, divided; outliers are rows of the other classes, or come from elsewhere."""
-    other = _other(data, y)
-    numbered = _numbered(data, y, other)
+    other = _other(y, data)
+    numbered = _numbered(y, data.get("without", []))
     parts = divided((~other).nonzero().flatten(), data, seed)
     generator = torch.Generator().manual_seed(seed)
     outliers = {
@@ -202,16 +209,15 @@ def _classes(
     return Problem(train, held_out, test, outliers, Categorical(), int(numbered[~other].max()) + 1)
 
 
-def _other(data: Data, y: Tensor) -> Tensor:
+def _other(y: Tensor, data: Data) -> Tensor:
     """Rows of classes that are left out."""
     return torch.isin(y, torch.tensor(data.get("without", []), dtype=y.dtype))
 
 
-def _numbered(data: Data, y: Tensor, other: Tensor | None = None) -> Tensor:
-    """The classes that are left, numbered from 0; those left out are −1."""
-    left = torch.tensor(sorted(set(y.unique().tolist()) - set(data.get("without", []))))
-    numbers = torch.searchsorted(left, y)
-    return numbers if other is None else torch.where(other, -1, numbers)
+def _numbered(y: Tensor, without: Sequence[int]) -> Tensor:
+    """The classes that are left, numbered from 0; of rows that are left out the number means nothing."""
+    left = torch.tensor(sorted(set(y.unique().tolist()) - set(without)))
+    return torch.searchsorted(left, y)
 
 
 def _pictures(name: str, generator: torch.Generator, size: int = 28) -> Tensor:
@@ -227,12 +233,16 @@ def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator)[:MOST]]
 
 
+def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
+    return rows[torch.randperm(len(rows), generator=generator)]
+
+
 def _of_numbers(train: Tensor) -> Tensor:
     """Columns with more than two values: moving one that says yes or no means nothing."""
     return torch.tensor([k for k in range(train.shape[1]) if len(train[:, k].unique()) > 2])
 
 
-def _standard(values: Any, rows: Tensor) -> Tensor:
+def _standard(values: Tensor, rows: Tensor) -> Tensor:
     """Columns of mean 0 and variance 1 on some rows (constant ones keep scale 1), in float32."""
     center, scale = values[rows].mean(0), values[rows].std(0, correction=0)
     return ((values - center) / torch.where(scale > 0, scale, 1)).float()
