@@ -1,4 +1,4 @@
-"""What the user had, and what `dapcal.calibrate` makes of it: six kinds of posterior, all else by default."""
+"""What the user had, and what dapcal makes of it with all defaults: six kinds of posterior, and a table's recipe."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from dapcal import recipes
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.data import Labelled, batch_sizes
 from dapcal.experiments.no_harm.cases import Data
@@ -19,9 +20,15 @@ from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
+from dapcal.recipes import Recipe
 from dapcal.types import Posterior
 
-ONE = "one network"
+
+class Fitted(NamedTuple):
+    """Before and after."""
+
+    had: Posterior
+    calibrated: Calibrated
 
 
 class Task(NamedTuple):
@@ -54,17 +61,9 @@ class Task(NamedTuple):
         return map_posterior.fit(made, problem.likelihood, problem.train, seed=self.seed, **self.training)
 
 
-def before(posterior: str, task: Task) -> Posterior:
-    """What the user had: a trained network, as a posterior of one draw, or a posterior."""
+def before_and_after(posterior: str, task: Task) -> Fitted:
+    """A trained network (as a posterior of one draw) or a posterior, and the same calibrated with all defaults."""
     return POSTERIORS[posterior](task)
-
-
-def after(posterior: str, had: Posterior, problem: Problem) -> Calibrated:
-    """The same, calibrated with all defaults."""
-    if posterior == ONE:
-        assert had.network is not None  # of a trained network
-        return of_network(had.network, had.likelihood, problem.train, problem.held_out)
-    return calibrate(had, train=problem.train, held_out=problem.held_out)
 
 
 def of_network(network: nn.Module, likelihood: Likelihood, train: Labelled, held_out: Labelled) -> Calibrated:
@@ -90,6 +89,28 @@ def network(problem: Problem, data: Data, rate: float) -> nn.Module:
         if rate > 0:
             layers.append(nn.Dropout(rate))
     return nn.Sequential(*layers, nn.Linear(data["hidden"][-1], problem.outputs))
+
+
+def _one(task: Task) -> Fitted:
+    had, problem = task.trained(), task.problem
+    return Fitted(had, of_network(had.network, had.likelihood, problem.train, problem.held_out))
+
+
+def _recipe(task: Task) -> Fitted:
+    """As `dapcal fit` has it, which holds out rows by itself; before are its members, after in-domain scaling."""
+    problem, share = task.problem, task.data["held_out"] / (1 - task.data["test"])
+    x, y = (torch.cat(parts) for parts in zip(problem.train, problem.held_out, strict=True))
+    recipe = Recipe(seed=task.seed, validation=share, **task.data["recipe"])
+    calibrated = recipes.fit(x, y, problem.likelihood, problem.outputs, recipe).calibrated
+    return Fitted(calibrated.posterior, calibrated)
+
+
+def _calibrated(fit: Callable[[Task], Posterior]) -> Callable[[Task], Fitted]:
+    def way(task: Task) -> Fitted:
+        had, problem = fit(task), task.problem
+        return Fitted(had, calibrate(had, train=problem.train, held_out=problem.held_out))
+
+    return way
 
 
 def _ensemble(task: Task) -> Posterior:
@@ -126,12 +147,13 @@ def _swag(task: Task) -> Posterior:
     )
 
 
-POSTERIORS: dict[str, Callable[[Task], Posterior]] = {
-    ONE: Task.trained,
-    "ensemble": _ensemble,
-    "MC dropout": _dropout,
-    "last-layer Laplace": _last_layer,
-    "VI": _variational,
-    "SWAG": _swag,
+POSTERIORS: dict[str, Callable[[Task], Fitted]] = {
+    "one network": _one,
+    "ensemble": _calibrated(_ensemble),
+    "MC dropout": _calibrated(_dropout),
+    "last-layer Laplace": _calibrated(_last_layer),
+    "VI": _calibrated(_variational),
+    "SWAG": _calibrated(_swag),
+    "table ensemble": _recipe,
 }
 """By the name that `cases.toml` has for it."""

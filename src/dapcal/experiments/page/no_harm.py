@@ -63,15 +63,15 @@ def _verdict(found: dict[str, Any]) -> list[str]:
     lines = []
     for column, limit in LIMITS.items():
         own = found["verdict"][column]
-        unit = "nats" if column == "nll" else "points"
+        unit, digits = ("nats", 4) if column == "nll" else ("points", 2)
         what = "NLL rises" if column == "nll" else "AUROC falls"
         lines.append(
             f"- **{COLUMNS[column].title.partition(' ')[0]}: {'passes' if own['passes'] else 'does not pass'}.** "
             f"Of {own['tested']} comparisons, {what} by more than {limit:g} {unit} beyond doubt (95 % bound, Holm) in "
             f"{_count(own['harmed'])}; by more than that on average in {_count(own['mean beyond the limit'])}; tested "
             f"alone, beyond doubt, in {_count(own['harmed if tested alone'])}. Mean harm over them "
-            f"{show(Number(own['mean harm'], own['its standard error']), 4, sign=True)} {unit}, median "
-            f"{decimal(own['median harm'], 4, sign=True)} (negative = better)."
+            f"{show(Number(own['mean harm'], own['its standard error']), digits, sign=True)} {unit}, median "
+            f"{decimal(own['median harm'], digits, sign=True)} (negative = better)."
         )
     if FIRST_SCREEN in found["verdict"]:
         own = found["verdict"][FIRST_SCREEN]
@@ -104,7 +104,8 @@ def _worst(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
         own = [one for one in every if one.column == name]
         if own:
             worst = max(own, key=lambda one: one.harm.mean)
-            lines.append(f"- **{column.title}**: {worst.name}, {_change(worst)}. {_known(found['cases'][worst.case])}")
+            known = _known(found["cases"][worst.case]) if worst.harm.mean > 0 else "So none is worse."
+            lines.append(f"- **{column.title}**: {worst.name}, {_change(worst)}. {known}")
     return [
         "## The worst case of each column",
         "In brackets the mean harm ± its standard error, positive = worse.",
@@ -153,7 +154,8 @@ def _tables(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
         table(["case", "outliers", *heads[1]], far, words=2),
         "Before: the entropy of a network or posterior, in regression its epistemic variance; one network with one "
         "noise level has no doubt that depends on the input, so its AUROC is 50 by definition. After: the OOD "
-        "score. The NLL of outliers is there where they have targets (gaps), and is not part of the verdict.",
+        "score. The NLL of outliers is there where they have targets (gaps), and is not part of the verdict. A table "
+        "ensemble is trained as by `dapcal fit`; before are its members with their in-domain scaling, before distance.",
     ]  # fmt: skip
 
 

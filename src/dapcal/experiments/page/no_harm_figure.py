@@ -31,7 +31,7 @@ def dots(every: Sequence[Difference]) -> Drawing:
             for one in every:
                 if one.column in columns:
                     error = 0.0 if math.isnan(one.harm.error) else one.harm.error
-                    limit = LIMITS.get(one.column, 0.0)
+                    limit = LIMITS.get(one.column, math.inf)
                     colour = BLUE if one.harm.mean <= 0 else ORANGE if one.harm.mean <= limit else RED
                     axes.errorbar(
                         -one.harm.mean, len(cases) - cases.index(one.case), xerr=error, fmt="o", color=colour,
@@ -40,7 +40,9 @@ def dots(every: Sequence[Difference]) -> Drawing:
             axes.axvline(0, color=GREY, lw=0.8)
             for limit in {LIMITS[column] for column in columns if column in LIMITS}:
                 axes.axvline(-limit, color=RED, lw=0.8, ls=":")
+            low, high = axes.get_xlim()
             axes.set_xscale("symlog", linthresh=turn)
+            axes.set_xlim(min(low, -2 * turn), max(high, 2 * turn))
             axes.tick_params(axis="x", labelsize=6)
             axes.grid(axis="y", color=GREY, alpha=0.15)
             axes.set_title(title, fontsize=9)
