@@ -14,9 +14,10 @@ from scipy import stats
 
 from dapcal.experiments.no_harm import measuring
 from dapcal.experiments.no_harm.cases import Plan
+from dapcal.experiments.no_harm.corruptions import CORRUPTED, MOVED
 from dapcal.experiments.no_harm.experiment import run_plan
 from dapcal.experiments.no_harm.fitting import POSTERIORS
-from dapcal.experiments.no_harm.problems import CORRUPTED, KINDS, MOVED, problem
+from dapcal.experiments.no_harm.problems import KINDS, problem
 from dapcal.experiments.no_harm.summary import differences, verdict
 from dapcal.experiments.no_harm.verdict import Paired, holm, judge, lower_bound, p_value, paired
 from dapcal.experiments.page.no_harm import no_harm_page, write
@@ -259,6 +260,7 @@ def test_differences_and_verdict_by_hand():
     assert given["nll"]["harmed"] == ["b: VI"]
     assert given["auroc"]["harmed"] == ["b: VI (far)"]
     assert given["nll"]["mean beyond the limit"] == ["b: VI", "c: VI"]
+    assert given["auroc"]["mean harm"] == pytest.approx((0.1 + 20.1 + 0.0) / 3)
     assert given["nll"]["mean harm"] == pytest.approx((-0.01 + 0.2 + 0.02) / 3)
     assert not given["nll"]["passes"]
     assert given["digits: one network"]["passes"]

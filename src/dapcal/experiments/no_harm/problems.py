@@ -13,11 +13,11 @@ from dapcal.data import Labelled
 from dapcal.experiments.datasets import DATASETS, Images, as_floats, like_mnist, uci
 from dapcal.experiments.datasets.files import verified
 from dapcal.experiments.no_harm.cases import Data
+from dapcal.experiments.no_harm.corruptions import CORRUPTED
 from dapcal.experiments.toys import sinusoid, two_moons
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
 
 MOST = 1000  # outliers of a kind
-MOVED = 4.0  # standard deviations
 
 
 class Outside(NamedTuple):
@@ -168,32 +168,6 @@ def divided(rows: Tensor, data: Data, seed: int) -> tuple[Tensor, Tensor, Tensor
     return rows[judging + calibrating :], rows[judging : judging + calibrating], rows[:judging]
 
 
-def moved(x: Tensor, train: Tensor, generator: torch.Generator) -> Tensor:
-    """Every row with one of its columns of numbers moved, by four of that column's standard deviations."""
-    columns = _of_numbers(train)
-    which = columns[torch.randint(len(columns), (len(x),), generator=generator)]
-    sign = torch.where(torch.rand(len(x), generator=generator) < 0.5, -1.0, 1.0)
-    changed = x.clone()
-    changed[torch.arange(len(x)), which] += MOVED * sign * train.std(0)[which]
-    return changed
-
-
-def exchanged(x: Tensor, train: Tensor, generator: torch.Generator) -> Tensor:
-    """Every row with the standardised values of two of its columns of numbers exchanged."""
-    columns = _of_numbers(train)
-    one, two = columns[torch.rand(len(x), len(columns), generator=generator).argsort(1)[:, :2]].T
-    center, scale, row = train.mean(0), train.std(0), torch.arange(len(x))
-    changed = x.clone()
-    changed[row, one] = center[one] + scale[one] * (x[row, two] - center[two]) / scale[two]
-    changed[row, two] = center[two] + scale[two] * (x[row, one] - center[one]) / scale[one]
-    return changed
-
-
-CORRUPTED: dict[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]] = {
-    "one column moved": moved, "two columns exchanged": exchanged,
-}  # fmt: skip
-
-
 def _classes(
     data: Data, x: Tensor, y: Tensor, seed: int, elsewhere: Callable[[str, torch.Generator], Tensor]
 ) -> Problem:
@@ -235,11 +209,6 @@ def _some(rows: Tensor, generator: torch.Generator) -> Tensor:
 
 def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
     return rows[torch.randperm(len(rows), generator=generator)]
-
-
-def _of_numbers(train: Tensor) -> Tensor:
-    """Columns with more than two values: moving one that says yes or no means nothing."""
-    return torch.tensor([k for k in range(train.shape[1]) if len(train[:, k].unique()) > 2])
 
 
 def _standard(values: Tensor, rows: Tensor) -> Tensor:

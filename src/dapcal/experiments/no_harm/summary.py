@@ -57,6 +57,8 @@ COLUMNS = {
 }
 LIMITS = {"nll": 0.01, "auroc": 0.5}
 """Harm that is tolerated, of what the verdict is about: nats, and percentage points."""
+NO_DOUBT = 50.0
+"""AUROC of a score that is the same everywhere: that of one network with one noise level."""
 FIRST_SCREEN = "digits: one network"
 """What a reader of the README tries first: its mean NLL may not rise at all."""
 
@@ -121,8 +123,8 @@ def _over_cases(found: Sequence[Difference], column: str) -> dict[str, Any]:
     limit = LIMITS[column]
     judged = judge([one.harm for one in found], limit)
     alone = [judge([one.harm], limit)[0] for one in found]
-    means = [one.harm.mean for one in found]
-    overall = paired(means)
+    overall = _mean_over_cases(found)
+    doubting = [one for one in found if column != "auroc" or one.before != NO_DOUBT]
     return {
         "tested": len(found),
         "limit": limit,
@@ -131,11 +133,21 @@ def _over_cases(found: Sequence[Difference], column: str) -> dict[str, Any]:
         "mean beyond the limit": [one.name for one in found if one.harm.mean > limit],
         "mean harm": overall.mean,
         "its standard error": overall.error,
-        "median harm": statistics.median(means),
+        "median harm": statistics.median(one.harm.mean for one in found),
+        "without doubt before": len(found) - len(doubting),
+        "mean harm with doubt before": _mean_over_cases(doubting)._asdict() if doubting else None,
         "passes": not any(one.harmed for one in judged) and not overall.mean > overall.error,
         "alpha": ALPHA,
         "bounds": {one.name: [round(j.bound, 5), round(j.p_value, 5)] for one, j in zip(found, judged, strict=True)},
     }
+
+
+def _mean_over_cases(found: Sequence[Difference]) -> Paired:
+    """Each case counts once, whatever kinds of outliers it has."""
+    own: dict[str, list[float]] = {}
+    for one in found:
+        own.setdefault(one.case, []).append(one.harm.mean)
+    return paired([statistics.fmean(harms) for harms in own.values()])
 
 
 def _named(found: Sequence[Difference], judged: Sequence[Judged]) -> list[str]:

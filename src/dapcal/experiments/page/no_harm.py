@@ -69,9 +69,9 @@ def _verdict(found: dict[str, Any]) -> list[str]:
             f"- **{COLUMNS[column].title.partition(' ')[0]}: {'passes' if own['passes'] else 'does not pass'}.** "
             f"Of {own['tested']} comparisons, {what} by more than {limit:g} {unit} beyond doubt (95 % bound, Holm) in "
             f"{_count(own['harmed'])}; by more than that on average in {_count(own['mean beyond the limit'])}; tested "
-            f"alone, beyond doubt, in {_count(own['harmed if tested alone'])}. Mean harm over them "
+            f"alone, beyond doubt, in {_count(own['harmed if tested alone'])}. Mean harm over cases "
             f"{show(Number(own['mean harm'], own['its standard error']), digits, sign=True)} {unit}, median "
-            f"{decimal(own['median harm'], digits, sign=True)} (negative = better)."
+            f"{decimal(own['median harm'], digits, sign=True)} (negative = better).{_without(own, unit)}"
         )
     if FIRST_SCREEN in found["verdict"]:
         own = found["verdict"][FIRST_SCREEN]
@@ -81,6 +81,17 @@ def _verdict(found: dict[str, Any]) -> list[str]:
         )
     network = _against_network(found["cases"])
     return ["## Verdict", "\n".join([*lines, network])]
+
+
+def _without(own: dict[str, Any], unit: str) -> str:
+    """What is left without those that had nothing to lose."""
+    if not own["without doubt before"] or own["mean harm with doubt before"] is None:
+        return ""
+    mean, error, _ = own["mean harm with doubt before"].values()
+    return (
+        f" {own['without doubt before']} of them had an AUROC of 50 before by definition (one network with one noise "
+        f"level); the mean over the others is {show(Number(mean, error), 2, sign=True)} {unit}."
+    )
 
 
 def _against_network(cases: dict[str, list[dict[str, Any]]]) -> str:
