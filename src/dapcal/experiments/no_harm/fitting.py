@@ -68,7 +68,7 @@ def before_and_after(posterior: str, task: Task) -> Fitted:
 
 def of_network(network: nn.Module, likelihood: Likelihood, train: Labelled, held_out: Labelled) -> Calibrated:
     """A plain network, calibrated."""
-    return calibrate(laplace.last_layer(network, likelihood, train), train=train, held_out=held_out)
+    return calibrate(network, likelihood, train=train, held_out=held_out)
 
 
 def network(problem: Problem, data: Data, rate: float) -> nn.Module:
