@@ -607,3 +607,12 @@ def test_a_calibrated_posterior_has_a_short_repr():
 def test_gap_cross_validation_refuses_ood_inputs_it_would_not_look_at():
     with pytest.raises(ValueError, match="does not look at `ood`; leave it out"):
         calibrate(ood=FAR, loss=GapCrossValidation(refit))
+
+
+def test_the_most_likely_class_stays_ahead_where_probabilities_round_to_one_number():
+    """Softened to 1/K up to the last digit of float32."""
+    found = calibrated()(TEST[0])
+    flat = replace(found, ensemble=found.ensemble._replace(spread=torch.full_like(found.ensemble.spread, 1e14)))
+    assert flat.probs.dtype == torch.float32
+    assert torch.equal(flat.probs.argmax(-1), found.base.probs.argmax(-1))
+    assert torch.allclose(flat.probs, torch.full_like(flat.probs, 1 / flat.probs.shape[1]), atol=1e-6)

@@ -101,7 +101,14 @@ class Prediction:
     @cached_property
     def probs(self) -> Tensor:
         """Class probabilities, (N, K)."""
-        return self._like_outputs(self.likelihood.probabilities(self.ensemble))
+        exact = self.likelihood.probabilities(self.ensemble)
+        rounded = self._like_outputs(exact)
+        # near 1/K, classes that differ may round to one number; the most likely one stays ahead by a last digit
+        top = exact.argmax(-1, keepdim=True)
+        highest = rounded.max(-1, keepdim=True).values
+        tied = (rounded == highest).sum(-1, keepdim=True) > 1
+        ahead = torch.nextafter(highest, torch.full_like(highest, torch.inf))
+        return torch.where(tied, rounded.scatter(-1, top, ahead), rounded)
 
     @cached_property
     def variance(self) -> Tensor:
