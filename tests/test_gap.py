@@ -69,7 +69,6 @@ def test_calibrates_without_ood_data(curve):
         held_out=held_out,
         distance=Space(Identity(), radius=0.5, name="inputs"),
         loss=loss,
-        temperature=False,
         guard=None,
     )
     assert len(seen) == 3

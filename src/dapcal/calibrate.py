@@ -83,7 +83,7 @@ def calibrate(
             (the network itself, or its posterior), its standard error included (so few held-out inputs make φ
             cautious); None is the paper.
         temperature: calibrate in-domain first: temperature (classification) or noise level (regression). By default
-            where it helps held-out rows that it was not fitted to.
+            where it helps held-out rows that it was not fitted to; without a guard, as in the paper, not.
         scale: g(φ); by default `Exp()`.
         candidates: values of φ on the first grid.
         seed: of the split of the held-out data.

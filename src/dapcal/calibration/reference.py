@@ -71,14 +71,15 @@ def choose_reference(
         posterior: as it was given.
         chooses: the half of the held-out data that chooses φ.
         drawn: see the posterior by its draws, also where it has moments.
-        scaling: of temperature or noise level: True, False, or (None) where it helps rows that it was not fitted to.
+        scaling: of temperature or noise level: True, False, or (None) where it helps rows that it was not fitted to and
+            there is a guard.
         guard: nats; without it (None) the posterior is the reference, and is not narrowed.
     """
     notes = []
     given = posterior.likelihood
     if scaling:
         posterior = in_domain(posterior, chooses, drawn)
-    elif scaling is None and is_dataclass(posterior):
+    elif scaling is None and guard is not None and is_dataclass(posterior):
         found = scaled_where_it_helps(read_by(posterior, chooses.x, drawn), given, chooses.y)
         posterior = with_likelihood(posterior, found)
     if posterior.likelihood != given:
