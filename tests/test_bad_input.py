@@ -346,10 +346,11 @@ def test_an_adjustment_that_only_sharpens_warns_at_the_lower_edge():
 
 
 def test_an_uninformative_distance_warns_and_names_the_remedy(monkeypatch):
-    monkeypatch.setattr(dapcal.distances.choosing, "THRESHOLD", 1.1)
+    monkeypatch.setattr(dapcal.distances.verdicts, "THRESHOLD", 1.1)
     messages = caught_in(lambda: calibrate(distance=None))
     assert len(messages) == 1
     assert "No distance is informative on held-out inputs" in messages[0]
+    assert "left as they are, and the OOD score is the model's own doubt alone" in messages[0]
     assert "distance=Space(projector=...)" in messages[0]
 
 

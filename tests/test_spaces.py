@@ -52,6 +52,11 @@ def noted(judged, space: str) -> dict[str, float]:
     return {"own": float(re.search(r"\d\.\d\d", note)[0])} | {kind: float(value) for kind, value in kinds}
 
 
+def reason_of(judged, space: str) -> str:
+    """Why a space is in or out."""
+    return next(n for n in judged.notes if n.startswith(f"distance between {space}:")).split("; ")[-1]
+
+
 @pytest.mark.parametrize("levels", [None, 1, 3, 20])
 def test_auroc_is_scikit_learns(levels):
     rng = np.random.default_rng(0)
@@ -143,8 +148,11 @@ def test_a_space_in_which_outliers_come_out_nearer_is_not_used(generator):
 def test_large_inputs_are_not_compared_raw(generator, numbers, expected):
     model = nn.Sequential(nn.Linear(numbers, 4), nn.Tanh(), nn.Linear(4, 2))
     x, y = torch.randn(40, numbers, generator=generator), torch.arange(40) % 2
-    with_warnings = informative(spread_out(model), x, Labelled(torch.randn(40, numbers, generator=generator), y))
-    assert {n.split(":")[0].removeprefix("distance between ") for n in with_warnings.notes[:-1]} == expected
+    judged = informative(spread_out(model), x, Labelled(torch.randn(40, numbers, generator=generator), y))
+    tried = [
+        n.split(":")[0].removeprefix("distance between ") for n in judged.notes if n.startswith("distance between")
+    ]
+    assert set(tried) == {*expected, "normalised features"}
 
 
 def test_without_a_network_inputs_are_used(generator):
@@ -181,6 +189,43 @@ def test_normalised_features_are_further_evidence(posterior, blobs):
     assert further.projector(train).norm(dim=1).allclose(torch.ones(len(train)))
 
 
+def test_normalised_features_are_judged_too(generator):
+    """Features and inputs tell outliers; where all features point one way, normalised ones tell nothing."""
+    x = torch.randn(400, 2, generator=generator)
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1), nn.Softplus(), nn.Linear(1, 2))
+    judged = informative(spread_out(model), x[:200], Labelled(x[200:], torch.arange(200) % 2))
+    assert "distance between normalised features: 0 at all held-out inputs, not used" in judged.notes
+    assert judged.further == ()
+
+
+class Folded(nn.Module):
+    """Signs as they are, in many directions; all else close to nothing, in a direction of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        gate = torch.exp(-100 * ((flat.abs() - 1) ** 2).mean(1, keepdim=True))
+        return torch.cat([gate * flat, 0.1 * (1 - gate)], 1)
+
+
+def test_normalised_features_take_the_place_of_features_and_inputs(generator):
+    """The middle is nearer to everything than signs are to each other; its direction is not."""
+
+    def draw(n: int) -> Tensor:
+        return torch.randint(0, 2, (n, 1, 8, 8), generator=generator) * 2.0 - 1
+
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), Folded(), nn.Linear(65, 2))
+    with torch.no_grad():
+        model[0].weight.fill_(1)
+        model[0].bias.zero_()
+    held_out = Labelled(draw(200), torch.randint(0, 2, (200,), generator=generator))
+    judged = informative(spread_out(model, scale=0.001), draw(200), held_out)
+    reasons = {space: reason_of(judged, space) for space in ("features", "inputs", "normalised features")}
+    assert [reason.split(":")[0] for reason in reasons.values()] == ["out", "out", "in"]
+    assert names(judged) == ["normalised features"]
+    assert judged.distance.spaces[0].radius is not None
+    assert judged.further == ()
+
+
 def test_a_space_without_any_distance_is_left_out(blobs):
     """Dead features are all the same point; the inputs still serve."""
     (train, _), held_out = blobs
@@ -191,7 +236,7 @@ def test_a_space_without_any_distance_is_left_out(blobs):
     assert names(judged) == ["inputs"]
 
 
-def test_nothing_informative_warns_and_takes_the_best(generator):
+def test_nothing_informative_warns_and_leaves_predictions_alone(generator):
     """Signs again, but only pixels to look at."""
 
     def draw(n: int) -> Tensor:
@@ -201,10 +246,15 @@ def test_nothing_informative_warns_and_takes_the_best(generator):
         lambda x: torch.stack([x[:, 0, 0, :2], 1.1 * x[:, 0, 0, :2]]), Categorical()
     )
     held_out = Labelled(draw(100), torch.randint(0, 2, (100,), generator=generator))
-    with pytest.warns(DapcalWarning, match=r"No distance is informative.*using inputs all the same.*Space\(projector="):
+    with pytest.warns(DapcalWarning, match=r"No distance is informative.*doubt alone.*Space\(projector="):
         judged = informative(posterior, draw(100), held_out)
-    assert names(judged) == ["inputs"]
-    assert judged.notes[-1] == "distances used: inputs"
+    assert names(judged) == []
+    assert judged.further == ()
+    assert judged.notes[-1] == "distances used: none, no space is informative"
+    assert "out: blurred, constant, noise and mixed outliers are nearer than held-out inputs" in judged.notes[0]
+    assert judged.distance.raw(held_out.x).shape == (0, 100)
+    assert torch.equal(judged.distance(held_out.x), torch.zeros(100))
+    assert judged.distance.joint(held_out.x) == 0
 
 
 def test_one_dimensional_regression_has_outliers_too(generator):

@@ -24,7 +24,7 @@ from dapcal.calibration.losses import Loss, Problem, Target
 from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
 from dapcal.calibration.reference import Reference, alone, choose_reference, outputs_alone
 from dapcal.calibration.scales import Exp
-from dapcal.calibration.search import Curve, Point, search
+from dapcal.calibration.search import Curve, Point, search, unsearched
 from dapcal.calibration.summary import Judged, Summary, summarise
 from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
@@ -126,24 +126,27 @@ def calibrate(
         adjust=adjust,
         spaces=measured.spaces,
     )
-    loss_at = loss(problem)
+    loss_at = loss(problem) if measured.spaces else lambda _: d0
 
     def evaluate(factor: float) -> Point:
         log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
         error = (reference.log_prob - log_prob).std() / math.sqrt(len(log_prob))
         return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()), error=float(error))
 
-    lead = 1.0 if posterior.prior is None else posterior.prior.lead
-    typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
-    phi, curve = search(
-        evaluate,
-        scale,
-        unit=1 / (typical * lead),
-        guard=guard,
-        candidates=candidates,
-        limited=adjust.limited,
-        reference=float(-reference.log_prob.mean()),
-    )
+    if measured.spaces:
+        lead = 1.0 if posterior.prior is None else posterior.prior.lead
+        typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
+        phi, curve = search(
+            evaluate,
+            scale,
+            unit=1 / (typical * lead),
+            guard=guard,
+            candidates=candidates,
+            limited=adjust.limited,
+            reference=float(-reference.log_prob.mean()),
+        )
+    else:
+        phi, curve = unsearched(evaluate(0.0), guard, float(-reference.log_prob.mean()))
 
     with shared(posterior.network, second.x):
         adjusted_second = adjust(posterior, second.x)
@@ -169,7 +172,7 @@ def calibrate(
             *reference.notes,
             *measured.notes,
             f"smallest possible p-value: {1 / (len(second.x) + 1):.3g}",
-            f"calibrated on {chosen.origin}",
+            f"calibrated on {chosen.origin}" if measured.spaces else "nothing to calibrate: no distance counts",
         ),
         example=train_data.x[:1].clone(),
         chooses=rows[0],
@@ -260,7 +263,7 @@ class Calibrated:
         return self.measured
 
     def __repr__(self) -> str:
-        spaces = ", ".join(space.name for space in self.distance.spaces)
+        spaces = ", ".join(space.name for space in self.distance.spaces) or "no space"
         return f"Calibrated(phi={self.phi:.4g}, adjust={self.adjust}, distance in: {spaces})"
 
     def save(self, path: str | Path) -> None:
@@ -421,7 +424,7 @@ def _calibration_inputs(
     """Calibration inputs, of which at least one lies outside the radius, and their d0."""
     chosen = source(posterior, train, held_out)
     d0 = distance(check_inputs(chosen.x, "ood", like=train.x))
-    if d0.any():
+    if d0.any() or not distance.spaces:
         return chosen, d0
     outside = torch.nonzero(d0_held_out > 0).flatten()
     if not len(outside):

@@ -123,7 +123,12 @@ class Explanation:
 
     @property
     def farthest(self) -> Reach:
-        """The space that decides: of the largest d0, among equals of the largest distance in units of the radius."""
+        """The space that decides: of the largest d0, among equals of the largest distance in units of the radius.
+
+        Where no space counts, that of the inputs, in which nothing is far.
+        """
+        if not self.spaces:
+            return Reach(self.nearest.space, self.nearest.distances[0], None, 0.0, self.nearest)
         return max(self.spaces, key=lambda space: (space.pre_distance, space.raw / (space.radius or 1.0)))
 
     def as_json(self) -> dict[str, Any]:

@@ -123,6 +123,13 @@ def search(
     return best, curve
 
 
+def unsearched(base: Point, guard: float | None, reference: float) -> tuple[float, Curve]:
+    """φ = 0 and a curve of this one point, where all distances are 0 and every φ is the same."""
+    at = {name: torch.tensor([getattr(base, name)], dtype=torch.float64) for name in Point._fields}
+    limit = math.inf if guard is None else reference + guard
+    return 0.0, Curve(torch.zeros(1, dtype=torch.float64), **at, base_loss=base.loss, base_nll=base.nll, guard=limit)
+
+
 def _best(tried: dict[float, Point], limit: float) -> float | None:
     """Smallest loss within the limit; the smaller φ among equals."""
     allowed = [phi for phi in sorted(tried) if _within(tried[phi], limit) and not math.isnan(tried[phi].loss)]

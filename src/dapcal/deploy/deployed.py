@@ -112,9 +112,11 @@ class Deployed(nn.Module):
             )
         likelihood = self.kind(**{name: self.get_buffer(f"likelihood_{name}") for name in self.settings})
         entering = self.entering(x)
-        raw = torch.stack([space(x, entering) for space in self.spaces])  # (spaces, N)
+        nothing = self.factor * torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.float64)  # (N,)
+        distances = [space(x, entering) for space in self.spaces]
+        raw = torch.stack([nothing, *distances])[1:]  # (spaces, N)
         raw, further = raw[: len(self.start)], raw[len(self.start) :]
-        pre_distance = ((raw - self.start) / self.unit).clamp_min(0).amax(0)
+        pre_distance = ((raw - self.start) / self.unit).clamp_min(0).amax(0) if len(self.start) else nothing
         distance = self.factor * pre_distance
 
         limit = cast("Unconditional | None", self.limit)

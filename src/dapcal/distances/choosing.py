@@ -1,15 +1,10 @@
-"""Which spaces count: a distance is evidence only where it is informative.
-
-In pixel space smooth images are near everything, and SVHN lies nearer to CIFAR-10 than CIFAR-10's own test images. So
-a space is used where its distance predicts the model's own errors on held-out inputs, or where simple synthetic
-outliers come out farther than held-out inputs: at least one kind clearly, and none nearer.
-"""
+"""Which spaces count: a distance is evidence only where it is informative (`dapcal.distances.verdicts` says when)."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,21 +15,23 @@ from dapcal.distances.outliers import synthetic
 from dapcal.distances.projectors import Features, Identity, LayerFeatures
 from dapcal.distances.radius import fit_radius
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance
+from dapcal.distances.verdicts import errors_predicted, farther, verdict
 from dapcal.ensembles import Evaluated, seen
 from dapcal.errors import NothingToCalibrate
 from dapcal.hardest import FEWEST, hardest
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import execution_order
-from dapcal.ranks import auroc, ranks_of
+from dapcal.networks import execution_order, shared
 from dapcal.types import DapcalWarning, Ensemble, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
-THRESHOLD = 0.6  # AUROC from which a space counts as informative
 _PROBES = 1000  # held-out inputs that the tests look at
 
 
 class Measured(NamedTuple):
-    """Spaces that count, and fitted; further ones as evidence for the OOD score; what was found, in words."""
+    """Spaces that count, and fitted; further ones as evidence for the OOD score; what was found, in words.
+
+    Where no space counts there are none here, and the distance of all inputs is 0.
+    """
 
     spaces: tuple[Space, ...]
     distance: Distance
@@ -68,6 +65,9 @@ def informative(
 ) -> Measured:
     """The default distance: features and inputs, each only where it is informative.
 
+    Normalised features are further evidence for the OOD score, by the same rule; they take the place of the distance
+    where features and inputs are both out. If nothing is in, there is no distance, and a warning says so.
+
     Args:
         posterior: whose network gives the features.
         train: training inputs.
@@ -76,69 +76,87 @@ def informative(
         base: what the posterior says of the held-out inputs, where that is known already.
     """
     base = seen(posterior, held_out.x, drawn=True) if base is None else base
-    candidates = _candidates(posterior, train, radius)
     errors = _errors(posterior.likelihood, Evaluated(held_out.x, held_out.y, base))
-    outliers = synthetic(train, held_out.x[:_PROBES])
-    found: list[tuple[float, Space, FittedSpace]] = []
-    raws: dict[str, Tensor] = {}
-    notes = []
-    for space in candidates:
-        fitted = Space(space.projector, space.metric, None, space.name).fit(train, held_out.x, posterior)
-        if isinstance(fitted.projector, LayerFeatures) and fitted.projector.pool:
-            notes.append(
-                f"features: what enters the convolution `{fitted.projector.layer}`, averaged over places (the network "
-                "has no linear layer)"
-            )
-        raw = fitted.raw(held_out.x)
-        own = _errors_predicted(raw, errors)
-        inside = raw[:_PROBES]
-        separated = {kind: auroc(fitted.raw(x), inside) for kind, x in outliers.items()}
-        worst = min(separated.values())
-        by_outliers = worst if worst < _nearer(len(inside)) else max(separated.values())
-        if radius is not None and not raw.any():
-            notes.append(f"distance between {space.name}: 0 at all held-out inputs, not used")
-            continue
-        found.append((max(own, by_outliers), space, fitted))
-        raws[space.name] = raw
-        outcome = ", ".join(f"{kind} {value:.2f}" for kind, value in separated.items())
-        notes.append(
-            f"distance between {space.name}: AUROC {own:.2f} for the model's own errors; for synthetic outliers "
-            f"{outcome}"
-        )
-    if not found:
+    tried, notes = _tried(posterior, train, held_out.x, radius)
+    moving = [one for one in tried if one.raw.any() or (radius is None and one.is_distance)]
+    if not moving:
         raise NothingToCalibrate(
             "All held-out inputs have distance 0 to the training inputs in every space; hold out inputs that are not "
             "in the training set"
         )
-    chosen = [entry for entry in found if entry[0] >= THRESHOLD]
+    kept: list[_Tried] = []
+    for one in tried:
+        if one not in moving:
+            notes.append(f"distance between {one.space.name}: 0 at all held-out inputs, not used")
+            continue
+        inside = one.raw[:_PROBES]
+        found = verdict(
+            errors_predicted(one.raw, errors), {kind: farther(raw, inside) for kind, raw in one.outliers.items()}
+        )
+        notes.append(f"distance between {one.space.name}: {found.words}")
+        kept += [one] if found.counts else []
+    chosen = [one for one in kept if one.is_distance] or kept[:1]
     if not chosen:
-        chosen = [max(found, key=lambda entry: entry[0])]
         warnings.warn(
-            f"No distance is informative on held-out inputs ({'; '.join(notes)}); using {chosen[0][1].name} all the "
-            "same. Give a better projector with distance=Space(projector=...)",
+            f"No distance is informative on held-out inputs ({'; '.join(notes)}): predictions are left as they are, "
+            "and the OOD score is the model's own doubt alone. Give a better projector with "
+            "distance=Space(projector=...)",
             DapcalWarning,
             stacklevel=4,
         )
-    notes.append(f"distances used: {', '.join(space.name for _, space, _ in chosen)}")
-    further: tuple[FittedSpace, ...] = ()
-    if any(isinstance(space.projector, Features) for _, space, _ in chosen):
-        unit = Space(Features(unit=True), radius=None, name="normalised features")
-        further = (unit.fit(train, held_out.x, posterior),)
+    further = [one for one in kept if not one.is_distance and one not in chosen]
+    if further:
+        notes.append(f"further evidence: {', '.join(one.space.name for one in further)}")
+    notes.append(f"distances used: {', '.join(one.space.name for one in chosen) or 'none, no space is informative'}")
     return Measured(
-        spaces=tuple(space for _, space, _ in chosen),
-        distance=Distance(tuple(_with_radius(fitted, raws[fitted.name], radius) for _, _, fitted in chosen)),
-        further=further,
+        spaces=tuple(replace(one.space, radius=radius) for one in chosen),
+        distance=Distance(tuple(_with_radius(one.fitted, one.raw, radius) for one in chosen)),
+        further=tuple(one.fitted for one in further),
         notes=tuple(notes),
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    """A space that may count, and what was measured in it."""
+
+    space: Space
+    fitted: FittedSpace  # without radius
+    is_distance: bool  # else evidence for the OOD score alone
+    raw: Tensor  # of the held-out inputs, (N,)
+    outliers: dict[str, Tensor]  # raw distances of each kind
+
+
+def _tried(
+    posterior: Posterior, train: Tensor, held_out: Tensor, radius: float | None
+) -> tuple[list[_Tried], list[str]]:
+    """Every candidate, fitted and measured, and what is to be said of it; each network runs once an input."""
+    distances, further = _candidates(posterior, train, radius), []
+    if any(isinstance(space.projector, Features) for space in distances):
+        further = [Space(Features(unit=True), radius=None, name="normalised features")]
+    candidates = [*distances, *further]
+    with shared(posterior.network, train), shared(posterior.network, held_out):
+        fitted = [replace(space, radius=None).fit(train, held_out, posterior) for space in candidates]
+        inside = [space.raw(held_out) for space in fitted]
+    outside = {}
+    for kind, x in synthetic(train, held_out[:_PROBES]).items():
+        with shared(posterior.network, x):
+            outside[kind] = [space.raw(x) for space in fitted]
+    tried = [
+        _Tried(space, fitted[i], i < len(distances), inside[i], {kind: raws[i] for kind, raws in outside.items()})
+        for i, space in enumerate(candidates)
+    ]
+    notes = [
+        f"features: what enters the convolution `{space.projector.layer}`, averaged over places (the network has no "
+        "linear layer)"
+        for space in fitted[:1]
+        if isinstance(space.projector, LayerFeatures) and space.projector.pool
+    ]
+    return tried, notes
+
+
 def _with_radius(space: FittedSpace, raw: Tensor, radius: float | None) -> FittedSpace:
     return space if radius is None else replace(space, radius=fit_radius(raw, radius, space.name))
-
-
-def _nearer(n: int) -> float:
-    """AUROC under which n outliers are nearer than n held-out inputs, by more than two standard errors."""
-    return 0.5 - max(0.05, 2 * ((2 * n + 1) / (12 * n**2)) ** 0.5)
 
 
 def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> list[Space]:
@@ -168,14 +186,3 @@ def _errors(likelihood: Likelihood, held_out: Evaluated) -> Tensor:
     if error.dtype != torch.bool or FEWEST <= int(error.sum()) <= len(error) - FEWEST:
         return error
     return torch.zeros_like(error).index_fill(0, hardest(likelihood, held_out).to(error.device), True)
-
-
-def _errors_predicted(raw: Tensor, error: Tensor) -> float:
-    """AUROC of the distance for errors; of numbers (1 + rank correlation with |error|)/2."""
-    error = error.to(raw.device)
-    if error.dtype == torch.bool:
-        return auroc(raw[error], raw[~error]) if error.any() and not error.all() else 0.5
-    ranks = torch.stack([ranks_of(raw), ranks_of(error)])
-    if ranks.shape[1] < 3 or not (ranks.var(1) > 0).all():
-        return 0.5
-    return float((1 + torch.corrcoef(ranks)[0, 1]) / 2)

@@ -80,7 +80,7 @@ class FittedSpace:
 
 @dataclass(frozen=True, eq=False)
 class Distance:
-    """The largest d0 over one or more fitted spaces."""
+    """The largest d0 over the fitted spaces; without any, nothing is far and d0 = 0."""
 
     stores = Stores()
 
@@ -96,16 +96,18 @@ class Distance:
 
     def combine(self, raw: Tensor) -> Tensor:
         """d0 (N,) from raw distances (spaces, N)."""
+        if not self.spaces:
+            return raw.new_zeros(raw.shape[1])
         return torch.stack([s.excess(r) for s, r in zip(self.spaces, raw, strict=True)]).max(0).values
 
     def joint(self, x: Tensor) -> Tensor:
         """d0 of the inputs as one set, a scalar."""
-        return _stack([space.joint(x) for space in self.spaces]).max()
+        return _stack([space.joint(x) for space in self.spaces]).max() if self.spaces else torch.zeros(())
 
 
 def raw_in(spaces: tuple[FittedSpace, ...], x: Tensor) -> Tensor:
     """Raw distances in some spaces, (spaces, N)."""
-    return _stack([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x))
+    return _stack([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x), device=x.device)
 
 
 def fit_distance(

@@ -98,7 +98,7 @@ def section(examples: Examples, found: AwayFromData) -> str:
     return (
         paragraph(flags(examples, found))
         + table("Held-out examples and others", heads, rows)
-        + legend_of(found.spaces[0], found.score)
+        + legend_of(*found.spaces[:1], found.score)
         + figures(charts)
         + paragraph(f"{_origins(examples, found)} At most {MOST_SAMPLED:,} of each are drawn.", "small")
     )
@@ -226,6 +226,6 @@ def _samples(named: list[tuple[str, Tensor]]) -> tuple[tuple[str, tuple[float, .
 def _origins(examples: Examples, found: AwayFromData) -> str:
     """Where the samples of the histograms come from."""
     kinds = [f"{other.words[0].upper()}{other.words[1:]}." for other in examples.others]
-    if any(name == "training" for name, _ in found.spaces[0].samples):
+    if any(name == "training" for space in found.spaces[:1] for name, _ in space.samples):
         kinds.insert(0, "Training: distances to the nearest other training example.")
     return " ".join(kinds)

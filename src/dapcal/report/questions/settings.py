@@ -30,7 +30,7 @@ def measure(examples: Examples) -> Settings:
         ("adjustment", type(calibrated.adjust).__name__),
         ("posterior", type(calibrated.posterior).__name__),
         ("likelihood", type(calibrated.posterior.likelihood).__name__),
-        ("distances between", spaces),
+        ("distances between", spaces or "nothing: no space is informative"),
         ("training inputs", f"{len(subject.train.x):,}"),
         ("held-out inputs", f"{len(subject.held_out.x):,}"),
         ("scores that p-values are read from", f"{len(calibrated.evidence.held_out):,}"),

@@ -1,0 +1,139 @@
+"""Where no distance is informative: predictions are left as they are, and everything else works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import dapcal
+import report_cases
+from dapcal import report
+from dapcal.adjust import Reweight, Transport
+from dapcal.calibration.gap import GapCrossValidation
+from dapcal.distances import Distance, Measured, Space
+from dapcal.distances.projectors import Features
+from dapcal.explain import explain
+from dapcal.likelihoods import Categorical, Gaussian
+from dapcal.metrics import auroc
+from dapcal.posteriors import ensemble, gaussian
+from dapcal.types import DapcalWarning
+
+NONE = Measured((), Distance(()), (), ("distances used: none, no space is informative",))
+
+
+def network(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, outputs))
+
+
+@pytest.fixture
+def members():
+    torch.manual_seed(0)
+    return ensemble.of([network() for _ in range(3)], Categorical())
+
+
+def calibrate(posterior, blobs, **options):
+    train, held_out = blobs
+    return dapcal.calibrate(posterior, train=train, held_out=held_out, distance=NONE, **options)
+
+
+@pytest.mark.parametrize("adjust", [None, Reweight(), Transport()])
+def test_predictions_are_those_of_the_posterior(blobs, adjust):
+    model = network()
+    posterior = gaussian.diagonal(
+        model, Categorical(), {n: torch.full_like(p, 0.1) for n, p in model.named_parameters()}, prior_scale=1.0
+    )
+    calibrated = calibrate(posterior, blobs, adjust=adjust)
+    far = 100 * blobs[1][0]
+    prediction = calibrated(far)
+    assert torch.equal(prediction.mean, prediction.base.mean)
+    assert not prediction.distance.any()
+    assert calibrated.joint(far[:3]).distance.eq(0).all() if adjust is not None else True
+    assert calibrated.phi == 0
+    assert "nothing to calibrate: no distance counts" in calibrated.notes
+    assert repr(calibrated).endswith("distance in: no space)")
+
+
+def test_the_score_is_doubt_alone(members, blobs):
+    calibrated = calibrate(members, blobs)
+    prediction = calibrated(torch.cat([blobs[1][0], 9 * blobs[1][0]]))
+    doubt = members.likelihood.doubt(prediction.base_ensemble)
+    assert torch.equal(prediction.ood_score.argsort(stable=True), doubt.to(torch.float32).argsort(stable=True))
+    assert len(calibrated.evidence.center) == 1
+    assert auroc(prediction.ood_score[120:], prediction.ood_score[:120]) == pytest.approx(
+        auroc(doubt[120:].float(), doubt[:120].float()), abs=1e-3
+    )
+
+
+def test_nothing_is_refitted_for_nothing(blobs):
+    def refit(x, y):
+        raise AssertionError
+
+    model = network(1)
+    posterior = gaussian.diagonal(
+        model, Gaussian(0.3), {n: torch.full_like(p, 0.1) for n, p in model.named_parameters()}
+    )
+    (x, _), (other, _) = blobs
+    calibrated = dapcal.calibrate(
+        posterior,
+        train=(x, x[:, :1]),
+        held_out=(other, other[:, :1]),
+        distance=NONE,
+        loss=GapCrossValidation(refit),
+    )
+    assert not calibrated(other).distance.any()
+
+
+def test_it_is_stored_deployed_and_explained(members, blobs, tmp_path):
+    calibrated = calibrate(members, blobs)
+    x = torch.cat([1.01 * blobs[1][0], 9 * blobs[1][0]])  # none of them held out: no ties for rounding to decide
+    expected = calibrated(x)
+    calibrated.save(tmp_path / "model.dap")
+    loaded = dapcal.load(tmp_path / "model.dap", network())
+    assert loaded.distance.spaces == ()
+    assert torch.equal(loaded(x).mean, expected.mean)
+    assert torch.equal(loaded(x).ood_p_value, expected.ood_p_value)
+
+    found = calibrated.module()(x)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.ood_p_value, expected.ood_p_value)
+    assert not found.distance.any()
+    program = dapcal.deploy.export(calibrated).module()
+    torch.testing.assert_close(program(x)["mean"], expected.mean)
+    assert not program(x)["distance"].any()
+
+    told = explain(calibrated, blobs[0][0], x[:1])
+    assert told.farthest.pre_distance == 0
+    assert told.farthest.space == "inputs"
+    assert told.spaces == ()
+
+
+def test_further_evidence_stays_evidence(members, blobs):
+    """A distance that nobody chose, beside a space that speaks to the score alone."""
+    (train, _), (x, _) = blobs
+    further = Space(Features(unit=True), radius=None, name="normalised features").fit(train, x, members)
+    calibrated = dapcal.calibrate(
+        members, train=blobs[0], held_out=blobs[1], distance=NONE._replace(further=(further,))
+    )
+    assert len(calibrated.evidence.center) == 2
+    torch.testing.assert_close(calibrated.module()(x).ood_score, calibrated(x).ood_score)
+
+
+def test_calibrate_warns_by_itself(members, blobs, monkeypatch):
+    monkeypatch.setattr(dapcal.distances.verdicts, "THRESHOLD", 1.1)
+    with pytest.warns(DapcalWarning, match="the OOD score is the model's own doubt alone") as caught:
+        calibrated = dapcal.calibrate(members, train=blobs[0], held_out=blobs[1])
+    assert [w.filename for w in caught if "doubt alone" in str(w.message)] == [__file__]
+    assert calibrated.distance.spaces == ()
+
+
+def test_it_is_reported(tmp_path):
+    subject = report_cases.two_moons()
+    train, held_out = ((data.x, data.y) for data in (subject.train, subject.held_out))
+    calibrated = dapcal.calibrate(subject.calibrated.posterior, train=train, held_out=held_out, distance=NONE)
+    report.write(replace(subject, calibrated=calibrated), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "there was no φ to choose" in page
+    assert "nothing: no space is informative" in page
