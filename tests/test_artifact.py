@@ -24,8 +24,7 @@ from dapcal import artifact, saving
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
-from dapcal.distances import Space, hausdorff, mmd, nearest
-from dapcal.distances import choosing as spaces
+from dapcal.distances import ClassGaussian, Space, hausdorff, mmd, nearest, verdicts
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, RandomFourier, Vae
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import dropout, gaussian, samples
@@ -164,6 +163,8 @@ ROUND_TRIPS = {
     "sum over a set": (full, Inflate(), Space(metric=functools.partial(nearest, over="sum"))),
     "Hausdorff, full": (full, Transport(), Space(RandomFourier(dimension=8), hausdorff)),
     "Hausdorff, state dicts": (state_dicts, Inflate(), Space(Identity(), hausdorff)),
+    "nearest class": (diagonal, Inflate(), Space(Features(unit=True), ClassGaussian())),
+    "nearest class, inputs, reweight": (full, Reweight(), Space(Identity(), ClassGaussian(shrinkage=0.1))),
     "MMD": (diagonal, Reweight(), Space(Identity(), mmd)),
     "MMD, VAE": (state_dicts, Inflate(), Space(Vae(dimension=2, hidden=8, epochs=2), mmd)),
 }
@@ -186,7 +187,7 @@ def test_a_loaded_posterior_predicts_the_same_to_the_last_bit(case, path):
 
 
 @pytest.mark.parametrize("adjust", [Inflate(drawn=True), Reweight(), Transport()], ids=lambda a: type(a).__name__)
-@pytest.mark.parametrize("metric", [nearest, functools.partial(nearest, over="sum"), hausdorff, mmd])
+@pytest.mark.parametrize("metric", [nearest, functools.partial(nearest, over="sum"), hausdorff, mmd, ClassGaussian()])
 def test_joint_predictions_come_back_too(adjust, metric, path):
     calibrated = calibrate(diagonal(), adjust, Space(Identity(), metric))
     calibrated.save(path)
@@ -222,7 +223,7 @@ def test_every_scale_comes_back(scale, path):
 
 
 def test_default_spaces_and_further_evidence_come_back(path, monkeypatch):
-    monkeypatch.setattr(spaces, "THRESHOLD", 0.0)  # every space counts, and normalised features beside them
+    monkeypatch.setattr(verdicts, "THRESHOLD", 0.0)  # every space counts, and normalised features beside them
     x, y = data()
     calibrated = dapcal.calibrate(diagonal(), train=(x[:40], y[:40]), held_out=(x[40:], y[40:]), temperature=True)
     calibrated.save(path)

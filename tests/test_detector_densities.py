@@ -12,8 +12,9 @@ from sklearn.covariance import EmpiricalCovariance, LedoitWolf
 from sklearn.neighbors import NearestNeighbors
 from torch import nn
 
-from dapcal.detectors import covariance, ddu, knn, mahalanobis
-from dapcal.detectors.covariance import cholesky, class_means, shrunk_covariance, squared_distances
+from dapcal.detectors import ddu, knn, mahalanobis
+from dapcal.distances import covariance
+from dapcal.distances.covariance import cholesky, class_means, shrunk_covariance, squared_distances
 from detector_cases import blobs, mlp, seen, trained
 
 

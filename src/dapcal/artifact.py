@@ -27,7 +27,7 @@ from dapcal import likelihoods, networks, prior
 from dapcal.adjust import inflate, matched, revert, reweight, transport
 from dapcal.calibrate import Calibrated
 from dapcal.calibration import ood_score, scales, search, summary
-from dapcal.distances import metrics, neighbors, projectors, radius, spaces
+from dapcal.distances import class_gaussian, metrics, neighbors, projectors, radius, spaces
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
 from dapcal.networks import frozen_copy
 from dapcal.posteriors import dropout, linear, network, predictions
@@ -40,8 +40,8 @@ __all__ = ["Stored", "load", "open", "save"]
 
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, prior, likelihoods,
-    inflate, revert, reweight, matched, transport, spaces, metrics, neighbors, projectors, radius, ood_score, scales,
-    search, summary, diagonal, full, kronecker, low_rank,
+    inflate, revert, reweight, matched, transport, spaces, metrics, class_gaussian, neighbors, projectors, radius,
+    ood_score, scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""
 

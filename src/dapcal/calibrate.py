@@ -110,7 +110,7 @@ def calibrate(
         adjusted_first = adjust(posterior, first.x)
         base = _check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
         chooses = Evaluated(first.x, first.y, base)
-        measured = measure(distance, posterior, train_data.x, chooses)
+        measured = measure(distance, posterior, train_data.x, chooses, train_data.y)
         raw_first, further_first = measured.distance.raw(first.x), raw_in(measured.further, first.x)
     d0_first = measured.distance.combine(raw_first)
 

@@ -59,7 +59,7 @@ class GapCrossValidation(Loss):
         tenth = max(2, len(rest) // 10)
         ordinary, kept = train.subset(rest[:tenth]), train.subset(rest[tenth:])
         posterior = self.refit(kept.x, kept.y)
-        distance = fit_distance(problem.spaces, kept.x, ordinary.x, posterior)
+        distance = fit_distance(problem.spaces, kept.x, ordinary.x, posterior, kept.y)
         missing = train.subset(gap)
         probe = Labelled(torch.cat([missing.x, ordinary.x]), torch.cat([missing.y, ordinary.y]))
         adjusted, d0 = problem.adjust(posterior, probe.x), distance(probe.x)

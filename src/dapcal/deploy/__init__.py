@@ -2,7 +2,8 @@
 
 Supported are what `calibrate` gives by default and its usual variations: `Inflate` in closed form and `Revert`; draws
 of a network (ensembles, variational, SWAG, sampled ones) and last-layer Laplace; dapcal's four likelihoods; nearest
-neighbours between inputs, features of a layer or random Fourier features. All else is refused with the way out.
+neighbours and nearest classes among inputs, features of a layer or random Fourier features. All else is refused with
+the way out.
 """
 
 from dapcal.deploy.deployed import Deployed, Predicted, module

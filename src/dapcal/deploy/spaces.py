@@ -1,4 +1,4 @@
-"""Raw distances as modules: what enters a network's layers, projectors and nearest neighbours."""
+"""Raw distances as modules: what enters a network's layers, projectors, nearest neighbours and nearest classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dapcal.distances import FittedSpace, NearestNeighbor
+from dapcal.distances import FittedSpace, NearestClass, NearestNeighbor
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import FourierFeatures, Identity, LayerFeatures, features_of
 from dapcal.networks import entering, frozen_copy, same_weights, unfused
@@ -36,24 +36,30 @@ class Entering(nn.Module):
 
 
 class SpaceModule(nn.Module):
-    """The distance of inputs to the k-th nearest training point in one space, before the radius."""
+    """The distance of inputs to training points or classes in one space, before the radius."""
 
     def __init__(self, space: FittedSpace, network: nn.Module | None) -> None:
         super().__init__()
-        metric = space.metric
-        if not isinstance(metric, NearestNeighbor) or not isinstance(metric.index, TorchIndex):
-            found = type(metric.index if isinstance(metric, NearestNeighbor) else metric).__name__
-            raise TypeError(
-                f"Expected distances to nearest neighbours by TorchIndex in space `{space.name}`, got {found}; "
-                "calibrate with dapcal.distances.nearest, or predict with calibrated(x)"
-            )
         self.projector = _projector_module(space, network)
-        self.nearest = Nearest(metric.index.points, metric.k)
+        self.nearest = _metric_module(space)
 
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
         """(N,) in float64."""
         distance: Tensor = self.nearest(self.projector(x, entering))
         return distance
+
+
+def _metric_module(space: FittedSpace) -> nn.Module:
+    metric = space.metric
+    if isinstance(metric, NearestClass):
+        return ToClass(metric)
+    if not isinstance(metric, NearestNeighbor) or not isinstance(metric.index, TorchIndex):
+        found = type(metric.index if isinstance(metric, NearestNeighbor) else metric).__name__
+        raise TypeError(
+            f"Expected distances to nearest neighbours by TorchIndex in space `{space.name}`, got {found}; "
+            "calibrate with dapcal.distances.nearest, or predict with calibrated(x)"
+        )
+    return Nearest(metric.index.points, metric.k)
 
 
 def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Module:
@@ -109,6 +115,24 @@ class Features(nn.Module):
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Points (N, P)."""
         return features_of(entering[self.layer], self.unit, self.pool)
+
+
+class ToClass(nn.Module):
+    """`NearestClass` by matrix products: ‖w‖² − 2 w·c + ‖c‖² of whitened points and class means, in float64."""
+
+    whitening: Tensor
+    centers: Tensor
+
+    def __init__(self, metric: NearestClass) -> None:
+        super().__init__()
+        self.register_buffer("whitening", metric.whitening.T.clone(memory_format=torch.contiguous_format))
+        self.register_buffer("centers", metric.centers.T.clone(memory_format=torch.contiguous_format))  # (P, K)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """(N,) in float64."""
+        white = z.double() @ self.whitening
+        squared = white.square().sum(1, keepdim=True) - 2 * white @ self.centers + self.centers.square().sum(0)
+        return squared.amin(1).clamp_min(0).sqrt()
 
 
 class Nearest(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dapcal.data import Data
 from dapcal.detectors.activations import BATCH, Activations, Classifier, training_of
-from dapcal.detectors.covariance import cholesky, class_means, shrunk_covariance, squared_distances
+from dapcal.distances.covariance import cholesky, class_means, shrunk_covariance, squared_distances
 
 LOG_TWO_PI = math.log(2 * math.pi)
 

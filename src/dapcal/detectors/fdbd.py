@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dapcal.data import Data
 from dapcal.detectors.activations import BATCH, Activations, Classifier, training_of
-from dapcal.detectors.covariance import BLOCK
+from dapcal.distances.covariance import BLOCK
 
 
 def fit(network: nn.Module, train: Data, *, batch_size: int = BATCH) -> FDBD:

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from dapcal.data import Data
 from dapcal.detectors.activations import BATCH, Activations, Classifier, training_of
-from dapcal.detectors.covariance import cholesky, class_means, shrunk_covariance, squared_distances
+from dapcal.distances.covariance import cholesky, class_means, shrunk_covariance, squared_distances
 
 
 def fit(

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 
 from dapcal.data import Labelled
+from dapcal.distances.class_gaussian import ClassGaussian
 from dapcal.distances.outliers import synthetic
-from dapcal.distances.projectors import Features, Identity, LayerFeatures
+from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
 from dapcal.distances.radius import fit_radius
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance
 from dapcal.distances.verdicts import errors_predicted, farther, verdict
 from dapcal.ensembles import Evaluated, seen
 from dapcal.errors import NothingToCalibrate
 from dapcal.hardest import FEWEST, hardest
-from dapcal.likelihoods import Likelihood
+from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.networks import execution_order, shared
 from dapcal.types import DapcalWarning, Ensemble, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
+LARGEST_COVARIANCE = 2048  # features; beyond that their covariance (32 MiB) is not tried
 _PROBES = 1000  # held-out inputs that the tests look at
 
 
@@ -40,20 +42,24 @@ class Measured(NamedTuple):
 
 
 def measure(
-    distance: Space | Sequence[Space] | Measured | None, posterior: Posterior, train: Tensor, held_out: Evaluated
+    distance: Space | Sequence[Space] | Measured | None,
+    posterior: Posterior,
+    train: Tensor,
+    held_out: Evaluated,
+    targets: Tensor | None = None,
 ) -> Measured:
     """The spaces that were asked for, fitted; by default those that are informative."""
     if isinstance(distance, Measured):
         return distance
     if distance is None:
-        return informative(posterior, train, Labelled(held_out.x, held_out.y), base=held_out.base)
+        return informative(posterior, train, Labelled(held_out.x, held_out.y), base=held_out.base, targets=targets)
     several = (distance,) if isinstance(distance, Space) else distance
     if not isinstance(several, tuple | list) or not all(isinstance(space, Space) for space in several):
         raise TypeError(
             f"Expected `distance` as a dapcal.distances.Space or several, got {type(distance).__name__}; wrap a "
             "projector in Space(projector)"
         )
-    return Measured(tuple(several), fit_distance(several, train, held_out.x, posterior), (), ())
+    return Measured(tuple(several), fit_distance(several, train, held_out.x, posterior, targets), (), ())
 
 
 def informative(
@@ -62,11 +68,13 @@ def informative(
     held_out: Labelled,
     radius: float | None = 0.9,
     base: Ensemble | None = None,
+    targets: Tensor | None = None,
 ) -> Measured:
     """The default distance: features and inputs, each only where it is informative.
 
-    Normalised features are further evidence for the OOD score, by the same rule; they take the place of the distance
-    where features and inputs are both out. If nothing is in, there is no distance, and a warning says so.
+    Distances between normalised features, and of classes from those to the nearest class mean (`ClassGaussian`), are
+    further evidence for the OOD score, by the same rule; the first of them takes the place of the distance where
+    features and inputs are both out. If nothing is in, there is no distance, and a warning says so.
 
     Args:
         posterior: whose network gives the features.
@@ -74,10 +82,11 @@ def informative(
         held_out: in-distribution data that the posterior was not fitted to.
         radius: quantile of held-out distances inside which d0 = 0.
         base: what the posterior says of the held-out inputs, where that is known already.
+        targets: of the training inputs, for the distance to the nearest class.
     """
     base = seen(posterior, held_out.x, drawn=True) if base is None else base
     errors = _errors(posterior.likelihood, Evaluated(held_out.x, held_out.y, base))
-    tried, notes = _tried(posterior, train, held_out.x, radius)
+    tried, notes = _tried(posterior, train, held_out.x, radius, targets)
     moving = [one for one in tried if one.raw.any() or (radius is None and one.is_distance)]
     if not moving:
         raise NothingToCalibrate(
@@ -128,15 +137,13 @@ class _Tried:
 
 
 def _tried(
-    posterior: Posterior, train: Tensor, held_out: Tensor, radius: float | None
+    posterior: Posterior, train: Tensor, held_out: Tensor, radius: float | None, targets: Tensor | None
 ) -> tuple[list[_Tried], list[str]]:
     """Every candidate, fitted and measured, and what is to be said of it; each network runs once an input."""
-    distances, further = _candidates(posterior, train, radius), []
-    if any(isinstance(space.projector, Features) for space in distances):
-        further = [Space(Features(unit=True), radius=None, name="normalised features")]
-    candidates = [*distances, *further]
+    distances = _candidates(posterior, train, radius)
     with shared(posterior.network, train), shared(posterior.network, held_out):
-        fitted = [replace(space, radius=None).fit(train, held_out, posterior) for space in candidates]
+        candidates = [*distances, *_further(distances, posterior, train, targets)]
+        fitted = [replace(space, radius=None).fit(train, held_out, posterior, targets) for space in candidates]
         inside = [space.raw(held_out) for space in fitted]
     outside = {}
     for kind, x in synthetic(train, held_out[:_PROBES]).items():
@@ -171,6 +178,18 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
             spaces.append(Space(Features(), radius=radius, name="features"))
     if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point()):
         spaces.append(Space(Identity(), radius=radius, name="inputs"))
+    return spaces
+
+
+def _further(distances: list[Space], posterior: Posterior, train: Tensor, targets: Tensor | None) -> list[Space]:
+    """Spaces that may be evidence beside the distance: those of features, where the distance has them."""
+    if not any(isinstance(space.projector, Features) for space in distances):
+        return []
+    unit = Features(unit=True)
+    spaces = [Space(unit, name="normalised features")]
+    width = project(unit.fit_projector(train, posterior), train[:1]).shape[1]
+    if targets is not None and isinstance(posterior.likelihood, ClassLikelihood) and width <= LARGEST_COVARIANCE:
+        spaces.append(Space(unit, ClassGaussian(), name="features and class means"))
     return spaces
 
 

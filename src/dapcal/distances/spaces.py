@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,26 +21,44 @@ from dapcal.storing import Stores
 from dapcal.types import Metric, Posterior, Projector
 
 
+@runtime_checkable
+class MetricRecipe(Protocol):
+    """A metric that is fitted to training points and their targets."""
+
+    def fit_metric(self, points: Tensor, y: Tensor | None) -> Metric:
+        """The fitted metric; refuses targets that it cannot use."""
+        ...
+
+
 @dataclass(frozen=True)
 class Space:
     """Where and how a distance is measured, before fitting.
 
     Args:
         projector: a callable x -> z, or a recipe of `dapcal.distances.projectors`.
-        metric: a function from training points to a `Metric`, e.g. `functools.partial(nearest, k=5)`.
+        metric: a function from training points to a `Metric`, e.g. `functools.partial(nearest, k=5)`, or a recipe that
+            looks at training targets, too, e.g. `ClassGaussian()`.
         radius: quantile of held-out distances inside which d0 = 0; None is the paper.
         name: how reports call it.
     """
 
     projector: Projector | ProjectorRecipe = field(default_factory=Features)
-    metric: Callable[[Tensor], Metric] = nearest
+    metric: Callable[[Tensor], Metric] | MetricRecipe = nearest
     radius: float | None = 0.9
     name: str = ""
 
-    def fit(self, train: Tensor, held_out: Tensor, posterior: Posterior) -> FittedSpace:
-        """Project the training inputs, fit the metric to them, and the radius to held-out inputs."""
+    def fit(self, train: Tensor, held_out: Tensor, posterior: Posterior, y: Tensor | None = None) -> FittedSpace:
+        """Project the training inputs, fit the metric to them, and the radius to held-out inputs.
+
+        Args:
+            train: training inputs.
+            held_out: in-distribution inputs that the posterior was not fitted to.
+            posterior: whose network gives features.
+            y: training targets, for metrics that look at them.
+        """
         projector = fitted(self.projector, train, posterior)
-        metric = self.metric(project(projector, train))
+        points, recipe = project(projector, train), self.metric
+        metric = recipe.fit_metric(points, y) if isinstance(recipe, MetricRecipe) else recipe(points)
         name = self.name or type(self.projector).__name__.lower()
         space = FittedSpace(name, projector, metric, None)
         if self.radius is None:
@@ -111,13 +130,17 @@ def raw_in(spaces: tuple[FittedSpace, ...], x: Tensor) -> Tensor:
 
 
 def fit_distance(
-    spaces: Space | tuple[Space, ...] | list[Space], train: Tensor, held_out: Tensor, posterior: Posterior
+    spaces: Space | tuple[Space, ...] | list[Space],
+    train: Tensor,
+    held_out: Tensor,
+    posterior: Posterior,
+    y: Tensor | None = None,
 ) -> Distance:
-    """Fit one space, or several of which the largest d0 counts."""
+    """Fit one space, or several of which the largest d0 counts; arguments as in `Space.fit`."""
     several = (spaces,) if isinstance(spaces, Space) else tuple(spaces)
     if not several:
         raise ValueError("Expected at least one space to measure distances in, got none")
-    return Distance(tuple(space.fit(train, held_out, posterior) for space in several))
+    return Distance(tuple(space.fit(train, held_out, posterior, y) for space in several))
 
 
 def _stack(values: list[Tensor]) -> Tensor:

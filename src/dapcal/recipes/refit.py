@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dapcal.calibrate import Calibrated
 from dapcal.data import gather
-from dapcal.distances import Distance, FittedSpace, nearest
+from dapcal.distances import Distance, FittedSpace, NearestClass, nearest
 from dapcal.distances.projectors import project
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, cosine
@@ -45,5 +45,7 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
 
 
 def _measured_from(space: FittedSpace, x: Tensor) -> FittedSpace:
-    """The same space with distances from all rows: never longer, so that p-values grow at most."""
+    """The same space with distances from all rows: never longer, so that p-values grow at most; classes stay."""
+    if isinstance(space.metric, NearestClass):
+        return space
     return replace(space, metric=nearest(project(space.projector, x)))

@@ -197,7 +197,7 @@ class Bench:
 
     def measured(self, posterior: Posterior) -> Measured:
         """The default distance of a posterior, as `calibrate` finds it."""
-        return self.remembered(informative(posterior, self.train[0], self._first_half))
+        return self.remembered(informative(posterior, self.train[0], self._first_half, targets=self.train[1]))
 
     def remembered(self, measured: Measured) -> Measured:
         """The same, but no distance of a test image is computed twice."""
