@@ -349,7 +349,9 @@ def test_a_spread_so_wide_that_a_little_distance_is_too_much():
 def test_tokens_are_compared_by_their_features():
     name = "transformer of tokens"
     posterior = METHODS["laplace"](trained(name), Categorical(), data(name))
-    assert [s.name for s in calibrate(posterior, data(name), data(name, 16, 2)).distance.spaces] == ["features"]
+    notes = calibrate(posterior, data(name), data(name, 16, 2)).notes
+    assert [note for note in notes if note.startswith("distance between features: AUROC")]
+    assert not [note for note in notes if note.startswith("distance between inputs")]
     own = calibrate(posterior, data(name), data(name, 16, 2), distance=Space(Identity()))  # where one insists
     assert own(data(name)[0]).distance.eq(0).all()
 

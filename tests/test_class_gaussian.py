@@ -12,6 +12,7 @@ from torch import nn
 import dapcal
 from dapcal.calibration.gap import GapCrossValidation
 from dapcal.data import Labelled
+from dapcal.deploy import export
 from dapcal.detectors import mahalanobis
 from dapcal.distances import ClassGaussian, Space, class_gaussian, informative
 from dapcal.distances.projectors import Features, Identity
@@ -144,7 +145,7 @@ def test_it_deploys(blobs):
     space = Space(Features(unit=True), ClassGaussian())
     calibrated = dapcal.calibrate(members, train=train, held_out=held_out, distance=[space, Space(Identity())])
     x = torch.cat([1.01 * held_out[0], 9 * held_out[0]])
-    expected, program = calibrated(x), dapcal.deploy.export(calibrated).module()
+    expected, program = calibrated(x), export(calibrated).module()
     for found in (calibrated.module()(x)._asdict(), program(x)):
         for name in ("mean", "distance", "ood_score"):
             torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5)

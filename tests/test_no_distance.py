@@ -13,6 +13,7 @@ import report_cases
 from dapcal import report
 from dapcal.adjust import Reweight, Transport
 from dapcal.calibration.gap import GapCrossValidation
+from dapcal.deploy import export
 from dapcal.distances import Distance, Measured, Space
 from dapcal.distances.projectors import Features
 from dapcal.explain import explain
@@ -100,7 +101,7 @@ def test_it_is_stored_deployed_and_explained(members, blobs, tmp_path):
     torch.testing.assert_close(found.mean, expected.mean)
     torch.testing.assert_close(found.ood_p_value, expected.ood_p_value)
     assert not found.distance.any()
-    program = dapcal.deploy.export(calibrated).module()
+    program = export(calibrated).module()
     torch.testing.assert_close(program(x)["mean"], expected.mean)
     assert not program(x)["distance"].any()
 

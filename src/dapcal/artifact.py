@@ -132,6 +132,7 @@ class _Reader:
         self.labels: set[str] = set()  # of projectors of the user's own
         self.tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         self.model, self.projector, self.likelihood = model, projector, likelihood
+        self.built: dict[str, Any] = {}  # by path
         self.posterior: NetworkPosterior | DropoutPosterior | None = None
 
     def unpack(self, node: Any, path: str) -> Any:
@@ -149,6 +150,8 @@ class _Reader:
             if self.posterior is None:  # fields come in the order they were written, the posterior first
                 raise ValueError(f"The file asks for a network at {path} before its posterior")
             return self.posterior.network
+        if "again" in node:
+            return self.built[node["again"]]
         if "given" in node:
             return self._given(node)
         kind = _kind(node.get("kind"))
@@ -157,7 +160,8 @@ class _Reader:
         built = kind(**{name: self.unpack(part, f"{path}.{name}") for name, part in node["fields"].items()})
         if isinstance(built, NetworkPosterior | DropoutPosterior):
             _check_model(built, self.path)  # before features ask for its network
-            self.posterior = built
+            self.posterior = self.posterior or built
+        self.built[path] = built
         return built
 
     def _given(self, node: dict[str, Any]) -> Any:

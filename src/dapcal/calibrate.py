@@ -30,7 +30,7 @@ from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
-from dapcal.distances.projectors import LayerFeatures
+from dapcal.distances.features import one_pass
 from dapcal.ensembles import Evaluated, base_ensemble, outputs_with_spread, read_by, seen
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import Likelihood
@@ -40,7 +40,7 @@ from dapcal.posteriors.plain import around, likelihood_for, outputs_at
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Scale
+from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Projector, Scale
 
 if TYPE_CHECKING:
     from dapcal.deploy import Deployed
@@ -218,7 +218,7 @@ class Calibrated:
     def __call__(self, x: Tensor) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
         check_inputs(x, "x", like=self.example)
-        with shared(self.posterior.network, x, self._layers):
+        with one_pass(self._projectors, self.posterior, x):
             adjusted = self.adjust(self.posterior, x)  # before distances: its pass over the network serves them
             raw = self.distance.raw(x)
             return self._predict(x, adjusted, raw, self.distance.combine(raw), is_joint=False)
@@ -249,7 +249,7 @@ class Calibrated:
     def joint(self, x: Tensor) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         check_inputs(x, "x", like=self.example)
-        with shared(self.posterior.network, x, self._layers):
+        with one_pass(self._projectors, self.posterior, x):
             adjusted, raw = self.adjust(self.posterior, x), self.distance.raw(x)
             return self._predict(x, adjusted, raw, self.distance.joint(x).expand(len(x)), is_joint=True)
 
@@ -282,10 +282,9 @@ class Calibrated:
         return float(self.scale(torch.tensor(self.phi, dtype=torch.float64)))
 
     @cached_property
-    def _layers(self) -> tuple[str, ...]:
-        """Layers of the posterior's network that distances and the OOD score are about."""
-        own = [space.projector for space in (*self.distance.spaces, *self.evidence.further)]
-        return tuple({p.layer for p in own if isinstance(p, LayerFeatures) and p.network is self.posterior.network})
+    def _projectors(self) -> tuple[Projector, ...]:
+        """Where distances and the OOD score are measured."""
+        return tuple(space.projector for space in (*self.distance.spaces, *self.evidence.further))
 
     def _predict(self, x: Tensor, adjusted: Adjusted, raw: Tensor, pre_distance: Tensor, is_joint: bool) -> Prediction:
         base = adjusted(torch.zeros_like(pre_distance))

@@ -65,7 +65,7 @@ def save(
         if not tensor.isfinite().all():  # loading would take it for a damaged file
             raise ValueError(f"Expected finite `attachments`, got NaN or inf in {name!r}; drop or impute them")
     _check_features(calibrated)
-    tree = _pack(calibrated, "calibrated", tensors)
+    tree = _pack(calibrated, "calibrated", tensors, {})
     tensors |= {f"{ATTACHED}{name}": t.detach().cpu().contiguous().clone() for name, t in (attachments or {}).items()}
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
     metadata = {"dapcal": description, "sha256": digest(description, tensors)}
@@ -90,8 +90,8 @@ def _check_features(calibrated: Storable) -> None:
             )
 
 
-def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A JSON tree; tensors go to the table under their path."""
+def _pack(value: Any, path: str, tensors: dict[str, Tensor], before: dict[int, str]) -> Any:
+    """A JSON tree; tensors go to the table under their path, and paths of what has been stored before by its id."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach().cpu().contiguous().clone()
         return {"tensor": path}
@@ -101,28 +101,33 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"float": value.hex()}
     stores = _stores(value)
     if stores is not None:
+        before.setdefault(id(value), path)
         return {
             "kind": type(value).__name__,
-            "fields": {n: _pack_field(value, n, stores, path, tensors) for n in _fields(value)},
+            "fields": {n: _pack_field(value, n, stores, path, tensors, before) for n in _fields(value)},
         }
     if isinstance(value, tuple | list):
-        return {"tuple": [_pack(part, f"{path}.{i}", tensors) for i, part in enumerate(value)]}
+        return {"tuple": [_pack(part, f"{path}.{i}", tensors, before) for i, part in enumerate(value)]}
     if isinstance(value, dict):
-        return {"dict": {key: _pack(part, f"{path}.{key}", tensors) for key, part in value.items()}}
+        return {"dict": {key: _pack(part, f"{path}.{key}", tensors, before) for key, part in value.items()}}
     raise TypeError(
         f"Cannot store a {type(value).__name__} ({path}): only dapcal's own parts are stored, and projectors, "
         "likelihoods and models are given again at loading"
     )
 
 
-def _pack_field(owner: Any, name: str, stores: Stores, path: str, tensors: dict[str, Tensor]) -> Any:
+def _pack_field(
+    owner: Any, name: str, stores: Stores, path: str, tensors: dict[str, Tensor], before: dict[int, str]
+) -> Any:
     value = getattr(owner, name)
+    if name == stores.again and id(value) in before:
+        return {"again": before[id(value)]}
     if name == stores.network:
         return {"network": True}
     if name in stores.given and _stores(value) is None:
         label = getattr(owner, "name", name) if name == "projector" else name
         return {"given": stores.given[name], "label": label, "type": type(value).__name__}
-    return _pack(value, f"{path}.{name}", tensors)
+    return _pack(value, f"{path}.{name}", tensors, before)
 
 
 def _stores(value: Any) -> Stores | None:

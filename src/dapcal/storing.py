@@ -18,7 +18,10 @@ class Stores:
         given: fields that may hold code of the user's own (a network, a function). Code is not stored: whoever loads
             gives it again, by the argument of `dapcal.load` that stands beside the field here.
         network: a field that holds the network of the artefact's posterior, which is stored once, as the posterior.
+        again: a field that may hold an object that is stored before, as a rule the artefact's posterior; it is stored
+            once.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     network: str | None = None
+    again: str | None = None

@@ -13,7 +13,7 @@ from dapcal.calibration.ood_score import Evidence, pieces_of
 from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
-from dapcal.distances.projectors import LayerFeatures
+from dapcal.distances.projectors import LayerFeatures, MemberFeatures
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead, Unconditional
 from dapcal.predictive import Prediction
 
@@ -76,9 +76,10 @@ class Deployed(nn.Module):
         super().__init__()
         posterior, distance, evidence = calibrated.posterior, calibrated.distance, calibrated.evidence
         self.shape, self.dtype = tuple(calibrated.example.shape[1:]), calibrated.example.dtype
-        self.posterior = posterior_module(posterior, calibrated.example)
         spaces = (*distance.spaces, *evidence.further)
-        self.spaces = nn.ModuleList(SpaceModule(space, posterior.network) for space in spaces)
+        by_draw = {space.projector.layer for space in spaces if isinstance(space.projector, MemberFeatures)}
+        self.posterior = posterior_module(posterior, calibrated.example, sorted(by_draw))
+        self.spaces = nn.ModuleList(SpaceModule(space, posterior, calibrated.example) for space in spaces)
         layers = {space.projector.layer for space in spaces if isinstance(space.projector, LayerFeatures)}
         self.entering = Entering(posterior.network, layers.union(self.posterior.layers))
         self.reverts = isinstance(adjust, Revert)
@@ -112,6 +113,7 @@ class Deployed(nn.Module):
             )
         likelihood = self.kind(**{name: self.get_buffer(f"likelihood_{name}") for name in self.settings})
         entering = self.entering(x)
+        outputs = self.posterior(x, entering)  # before distances: members leave there what enters their layers
         nothing = self.factor * torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.float64)  # (N,)
         distances = [space(x, entering) for space in self.spaces]
         raw = torch.stack([nothing, *distances])[1:]  # (spaces, N)
@@ -121,7 +123,7 @@ class Deployed(nn.Module):
 
         limit = cast("Unconditional | None", self.limit)
         adjust = Revert(limit) if self.reverts else Inflate(limit=limit)
-        adjusted = adjust(Seen(likelihood, self.posterior(x, entering)), x)
+        adjusted = adjust(Seen(likelihood, outputs), x)
         base = adjusted(torch.zeros_like(distance))
         score = Evidence((), self.center, self.scale, self.held_out).score(pieces_of(likelihood, base, raw, further))
         # what `Evidence.p_value` finds by a sorted search, which ONNX does not have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,14 +11,21 @@ from torch import Tensor, nn
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
-from dapcal.networks import as_tensor, dense_chain, one_column
+from dapcal.networks import as_tensor, dense_chain, one_column, unfused
+from dapcal.networks import entering as entering_layers
 from dapcal.posteriors.linear import LastLayer, layer_index, pooled_weights
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import Posterior
 
 
-def posterior_module(posterior: Posterior, example: Tensor) -> PosteriorModule:
-    """The module of a posterior over inputs like `example`; those that do not deploy are refused."""
+def posterior_module(posterior: Posterior, example: Tensor, by_draw: Sequence[str] = ()) -> PosteriorModule:
+    """The module of a posterior over inputs like `example`; those that do not deploy are refused.
+
+    Args:
+        posterior: what is deployed.
+        example: one input.
+        by_draw: layers whose input in every draw, (S, N, ...), the module leaves in `entering` under `every(layer)`.
+    """
     if not isinstance(posterior, NetworkPosterior):
         raise TypeError(
             f"Expected draws of a network's parameters or a last-layer Laplace posterior, got "
@@ -32,7 +40,12 @@ def posterior_module(posterior: Posterior, example: Tensor) -> PosteriorModule:
             "not deploy; use laplace.last_layer, or laplace.fit(..., linearised=False)"
         )
     chain = dense_chain(posterior.model, example)
-    return Members(posterior) if chain is None else Stacked(posterior, chain)
+    return Members(posterior, by_draw) if chain is None else Stacked(posterior, chain, by_draw)
+
+
+def every(layer: str) -> str:
+    """The name of what enters a layer in every draw."""
+    return f"every {layer}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +74,25 @@ class Members(nn.Module):
 
     layers: tuple[str, ...] = ()
 
-    def __init__(self, posterior: NetworkPosterior) -> None:
+    def __init__(self, posterior: NetworkPosterior, by_draw: Sequence[str]) -> None:
         super().__init__()
+        self.by_draw = tuple(by_draw)
         self.members = nn.ModuleList(
             replace(posterior, center=draw, buffers={n: t[s : s + 1] for n, t in posterior.buffers.items()}).network
             for s, draw in enumerate(posterior.draws)
         ).requires_grad_(False)
 
-    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
         """Outputs (S, N, C)."""
-        return torch.stack([one_column(as_tensor(member(x))) for member in self.members])
+        outputs, entered = [], []
+        for member in self.members:
+            seen: dict[str, Tensor] = {}
+            layers = {name: member.get_submodule(name) for name in self.by_draw}
+            with unfused(), entering_layers(layers, seen.__setitem__):
+                outputs.append(one_column(as_tensor(member(x))))
+            entered.append(seen)
+        entering.update({every(name): torch.stack([seen[name] for seen in entered]) for name in self.by_draw})
+        return torch.stack(outputs)
 
 
 class Stacked(nn.Module):
@@ -78,17 +100,23 @@ class Stacked(nn.Module):
 
     layers: tuple[str, ...] = ()
 
-    def __init__(self, posterior: NetworkPosterior, chain: list[tuple[str, nn.Module]]) -> None:
+    def __init__(self, posterior: NetworkPosterior, chain: list[tuple[str, nn.Module]], by_draw: Sequence[str]) -> None:
         super().__init__()
+        self.count = len(posterior.draws)
+        self.names = [name if name in by_draw else None for name, _ in chain]
         own = {**posterior.shared, **posterior.layout.unflatten(posterior.draws)}
         self.chain = nn.Sequential(
             *(StackedLinear(own, name) if isinstance(layer, nn.Linear) else layer for name, layer in chain)
         )
 
-    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
         """Outputs (S, N, C)."""
-        outputs: Tensor = self.chain(x)
-        return outputs
+        h = x
+        for name, layer in zip(self.names, self.chain, strict=True):
+            if name is not None:
+                entering[every(name)] = h if h.ndim == 3 else h.expand(self.count, *h.shape)
+            h = layer(h)
+        return h
 
 
 class StackedLinear(nn.Module):

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from dapcal.deploy.posteriors import every, posterior_module
 from dapcal.distances import FittedSpace, NearestClass, NearestNeighbor
+from dapcal.distances.features import features_of, features_of_each, side_by_side
 from dapcal.distances.neighbors import TorchIndex
-from dapcal.distances.projectors import FourierFeatures, Identity, LayerFeatures, features_of
+from dapcal.distances.projectors import FourierFeatures, Identity, LayerFeatures, MemberFeatures
 from dapcal.networks import entering, frozen_copy, same_weights, unfused
+from dapcal.types import Posterior
 
 BLOCK = 2**14  # training points whose products with a batch are in memory at once
 MORE = 8  # candidates beyond the k-th: rounding may have put them in a wrong order
@@ -38,9 +41,9 @@ class Entering(nn.Module):
 class SpaceModule(nn.Module):
     """The distance of inputs to training points or classes in one space, before the radius."""
 
-    def __init__(self, space: FittedSpace, network: nn.Module | None) -> None:
+    def __init__(self, space: FittedSpace, posterior: Posterior, example: Tensor) -> None:
         super().__init__()
-        self.projector = _projector_module(space, network)
+        self.projector = _projector_module(space, posterior, example)
         self.nearest = _metric_module(space)
 
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
@@ -62,8 +65,8 @@ def _metric_module(space: FittedSpace) -> nn.Module:
     return Nearest(metric.index.points, metric.k)
 
 
-def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Module:
-    projector = space.projector
+def _projector_module(space: FittedSpace, posterior: Posterior, example: Tensor) -> nn.Module:
+    projector, network = space.projector, posterior.network
     if isinstance(projector, Identity):
         return Inputs()
     if isinstance(projector, FourierFeatures):
@@ -75,6 +78,13 @@ def _projector_module(space: FittedSpace, network: nn.Module | None) -> nn.Modul
                 "calibrate with dapcal.distances.projectors.Features, or predict with calibrated(x)"
             )
         return Features(projector)
+    if isinstance(projector, MemberFeatures):
+        members = (
+            None
+            if projector.posterior is posterior
+            else posterior_module(projector.posterior, example, [projector.layer])
+        )
+        return FeaturesOfMembers(projector, members)
     raise TypeError(
         f"Expected inputs (Identity), Features or RandomFourier as projector of space `{space.name}`, got "
         f"{type(projector).__name__}; calibrate with one of them, or predict with calibrated(x)"
@@ -115,6 +125,24 @@ class Features(nn.Module):
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Points (N, P)."""
         return features_of(entering[self.layer], self.unit, self.pool)
+
+
+class FeaturesOfMembers(nn.Module):
+    """`MemberFeatures` of activations that are known already, or of members that are not the posterior's."""
+
+    scale: Tensor
+
+    def __init__(self, projector: MemberFeatures, members: nn.Module | None) -> None:
+        super().__init__()
+        self.members = members
+        self.layer, self.unit, self.pool = every(projector.layer), projector.unit, projector.pool
+        self.register_buffer("scale", projector.scale.clone())
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
+        """Points (N, S · P)."""
+        if self.members is not None:
+            self.members(x, entering := {})
+        return side_by_side(features_of_each(entering[self.layer], self.unit, self.pool), self.scale)
 
 
 class ToClass(nn.Module):

@@ -4,12 +4,12 @@ from dapcal.distances.choosing import Measured, informative
 from dapcal.distances.class_gaussian import ClassGaussian, NearestClass
 from dapcal.distances.metrics import MMD, Hausdorff, NearestNeighbor, hausdorff, mmd, nearest
 from dapcal.distances.neighbors import TorchIndex
-from dapcal.distances.projectors import Features, Identity, LayerFeatures, RandomFourier, Vae
+from dapcal.distances.projectors import Features, Identity, LayerFeatures, MemberFeatures, RandomFourier, Vae
 from dapcal.distances.radius import Radius, fit_radius
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, raw_in
 
 __all__ = [
     "MMD", "ClassGaussian", "Distance", "Features", "FittedSpace", "Hausdorff", "Identity", "LayerFeatures", "Measured",
-    "NearestClass", "NearestNeighbor", "Radius", "RandomFourier", "Space", "TorchIndex", "Vae", "fit_distance",
-    "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
+    "MemberFeatures", "NearestClass", "NearestNeighbor", "Radius", "RandomFourier", "Space", "TorchIndex", "Vae",
+    "fit_distance", "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
 ]  # fmt: skip

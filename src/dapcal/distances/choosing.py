@@ -22,6 +22,7 @@ from dapcal.errors import NothingToCalibrate
 from dapcal.hardest import FEWEST, hardest
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.networks import execution_order, shared
+from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import DapcalWarning, Ensemble, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
@@ -170,12 +171,13 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
     spaces = []
     if posterior.network is not None:
         try:
-            layer = Features().fit_projector(train, posterior).layer
+            projector = Features().fit_projector(train, posterior)
         except ValueError:  # no layer that would do: inputs alone
-            layer = None
-        first = layer is not None and _runs_first(posterior.network, layer, train[:1])
-        if layer is not None and not first:  # what enters the first layer are the inputs
-            spaces.append(Space(Features(), radius=radius, name="features"))
+            projector = None
+        first = projector is not None and _runs_first(posterior.network, projector.layer, train[:1])
+        if projector is not None and not first:  # what enters the first layer are the inputs
+            members = not projector.pool and _features_differ(posterior, projector.layer, train[:2])
+            spaces.append(Space(Features(members=members), radius=radius, name="features"))
     if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point()):
         spaces.append(Space(Identity(), radius=radius, name="inputs"))
     return spaces
@@ -183,14 +185,23 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
 
 def _further(distances: list[Space], posterior: Posterior, train: Tensor, targets: Tensor | None) -> list[Space]:
     """Spaces that may be evidence beside the distance: those of features, where the distance has them."""
-    if not any(isinstance(space.projector, Features) for space in distances):
+    plain = next((space.projector for space in distances if isinstance(space.projector, Features)), None)
+    if plain is None:
         return []
-    unit = Features(unit=True)
+    unit = replace(plain, unit=True)
     spaces = [Space(unit, name="normalised features")]
-    width = project(unit.fit_projector(train, posterior), train[:1]).shape[1]
+    width = project(unit.fit_projector(train[:2], posterior), train[:1]).shape[1]
     if targets is not None and isinstance(posterior.likelihood, ClassLikelihood) and width <= LARGEST_COVARIANCE:
         spaces.append(Space(unit, ClassGaussian(), name="features and class means"))
     return spaces
+
+
+def _features_differ(posterior: Posterior, layer: str, x: Tensor) -> bool:
+    """Whether a posterior has members, and of their own what enters the layer."""
+    if not isinstance(posterior, NetworkPosterior) or not posterior.are_members:
+        return False
+    entered = posterior.layer_inputs(layer, x)
+    return bool((entered != entered[:1]).any())
 
 
 def _runs_first(network: torch.nn.Module, layer: str, x: Tensor) -> bool:

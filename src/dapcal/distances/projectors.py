@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dapcal.networks import feature_layer, layer_input, layer_names
+from dapcal.distances.features import Features, LayerFeatures, MemberFeatures
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
+
+__all__ = [
+    "Features", "FourierFeatures", "Identity", "LayerFeatures", "MemberFeatures", "ProjectorRecipe", "RandomFourier",
+    "Vae", "VaeEncoder", "fitted", "median_distance", "project",
+]  # fmt: skip
 
 
 @runtime_checkable
@@ -38,7 +43,7 @@ def project(projector: Projector, x: Tensor, batch_size: int = 512) -> Tensor:
     """Points (N, P) of a batch of inputs, checked, without gradients."""
     with torch.no_grad():
         # features come in batches of their own, so that all who ask for them share a pass over x
-        whole = isinstance(projector, LayerFeatures)
+        whole = isinstance(projector, LayerFeatures | MemberFeatures)
         z = projector(x) if whole else torch.cat([projector(batch) for batch in x.split(batch_size)])
     if z.ndim != 2 or len(z) != len(x):
         raise ValueError(
@@ -63,67 +68,6 @@ class Identity:
     def __call__(self, x: Tensor) -> Tensor:
         """Z = x."""
         return x.flatten(1).to(torch.get_default_dtype()) if not x.is_floating_point() else x.flatten(1)
-
-
-@dataclass(frozen=True)
-class Features:
-    """Recipe: what enters a layer of the posterior's network (MAP, posterior mean, first member).
-
-    Args:
-        layer: the layer's name; by default the last linear layer (with distance-aware parameters, where the prior
-            is restricted to some), and without one the last convolution, whose input is averaged over places.
-        unit: divide each feature vector by its length.
-    """
-
-    layer: str | None = None
-    unit: bool = False
-
-    def fit_projector(self, train: Tensor, posterior: Posterior) -> LayerFeatures:
-        """Find the layer."""
-        network = posterior.network
-        if network is None:
-            raise ValueError(
-                "This posterior has no network to take features from; pass a projector (any callable), or "
-                "measure distances between inputs with dapcal.distances.projectors.Identity()"
-            )
-        layer, pool = (
-            feature_layer(network, train[:1], _aware_names(posterior)) if self.layer is None else (self.layer, False)
-        )
-        if layer not in dict(network.named_modules()):
-            raise ValueError(f"The network has no layer `{layer}`; its layers are {layer_names(network)}")
-        return LayerFeatures(network, layer, self.unit, pool)
-
-
-@dataclass(frozen=True, eq=False)
-class LayerFeatures:
-    """What enters `layer` of a network in evaluation mode, flattened, or `pool`ed: (N, C, ...) averaged to (N, C)."""
-
-    stores = Stores(network="network")
-
-    network: nn.Module
-    layer: str
-    unit: bool = False
-    pool: bool = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Features (N, P), by one pass over the network for all who ask."""
-        return features_of(layer_input(self.network, self.layer, x), self.unit, self.pool)
-
-
-def features_of(entering: Tensor, unit: bool, pool: bool) -> Tensor:
-    """Features (N, P) from what enters a layer, (N, ...)."""
-    z = entering.flatten(2).mean(2) if pool else entering.flatten(1)
-    return nn.functional.normalize(z) if unit else z
-
-
-def _aware_names(posterior: Posterior) -> set[str] | None:
-    """Parameters that a distance widens; None where these are all, or not known."""
-    prior, layout = posterior.prior, getattr(posterior, "layout", None)
-    if prior is None or layout is None or bool((prior.factor > 0).all()):
-        return None
-    starts = torch.tensor([0, *list(layout.sizes.values())[:-1]]).cumsum(0)
-    positive = (prior.factor[prior.group[starts]] > 0).tolist()
-    return {name for name, aware in zip(layout.names, positive, strict=True) if aware}
 
 
 @dataclass(frozen=True)

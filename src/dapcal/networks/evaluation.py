@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -25,6 +25,7 @@ def evaluate(
     x: Tensor,
     batch_size: int = 512,
     first: Pass | None = None,
+    every: Pass | None = None,
 ) -> Tensor:
     """Outputs (S, N, C) of S draws at N inputs.
 
@@ -40,6 +41,7 @@ def evaluate(
         batch_size: inputs per step; bounds the memory of activations together with `MEMORY`.
         first: the first draw is the network of this pass: what enters its layers is kept there, where draws run one by
             one.
+        every: what enters the layers that this pass wants by draw is kept there, of all draws.
     """
     count, device = len(next(iter(draws.values()))), next(iter(draws.values())).device
     widest = max((p.shape[-2] for p in draws.values() if p.ndim == 3), default=1)  # of the linear layers
@@ -47,24 +49,48 @@ def evaluate(
     def forward(own: dict[str, Tensor], batch: Tensor) -> Tensor:
         return as_tensor(functional_call(model, {**shared, **own}, (batch,)))
 
+    caught: dict[str, list[Tensor]] = {} if first is None else {name: [] for name in first.wanted}
+    by_draw: dict[str, list[Tensor]] = {} if every is None else {name: [] for name in every.by_draw_wanted}
+    layers = {name: model.get_submodule(name) for name in {**caught, **by_draw}}
+
+    def with_layers(own: dict[str, Tensor], batch: Tensor, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs, and what entered layers that ran once."""
+        entered: dict[str, list[Tensor]] = {name: [] for name in names}
+        with (
+            entering({name: layers[name] for name in names}, lambda name, z: entered[name].append(z)),
+            unfused() if names else nullcontext(),
+        ):
+            outputs = forward(own, batch)
+        return outputs, {name: found[0] for name, found in entered.items() if len(found) == 1}
+
     def all_at_once(batch: Tensor) -> Tensor:
         chunk = max(1, MEMORY // (max(1, len(batch) * widest) * 4 * 4))
+        run = partial(with_layers, names=by_draw)
         with vectorising():
-            return vmap(forward, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), batch)
-
-    caught: dict[str, list[Tensor]] = {} if first is None else {name: [] for name in first.wanted}
-    layers = {name: model.get_submodule(name) for name in caught}
+            outputs, entered = vmap(run, in_dims=(0, None), chunk_size=min(chunk, count))(dict(draws), batch)
+        for name, z in entered.items():
+            by_draw[name].append(z)
+        return outputs
 
     def one_by_one(batch: Tensor) -> Tensor:
-        with entering(layers, lambda name, z: caught[name].append(z)), unfused() if layers else nullcontext():
-            outputs = [forward({n: d[0] for n, d in draws.items()}, batch)]
-        return torch.stack([*outputs, *(forward({n: d[s] for n, d in draws.items()}, batch) for s in range(1, count))])
+        outputs, entered = [], []
+        for s in range(count):
+            names = layers if s == 0 else by_draw
+            found, z = with_layers({n: d[s] for n, d in draws.items()}, batch, names)
+            outputs.append(found)
+            entered.append(z)
+        for name in caught.keys() & entered[0].keys():
+            caught[name].append(entered[0][name])
+        for name in by_draw:
+            if all(name in z for z in entered):
+                by_draw[name].append(torch.stack([z[name] for z in entered]))
+        return torch.stack(outputs)
 
     with torch.no_grad():
         chain = dense_chain(model, x)
         if chain is not None:
             batch_size = max(1, min(batch_size, MEMORY // (count * widest * 4 * 4)))
-            run: Callable[[Tensor], Tensor] = partial(_run_chain, chain, draws, shared)
+            run: Callable[[Tensor], Tensor] = partial(_run_chain, chain, draws, shared, by_draw)
         elif vectorises(model, forward, draws, x[:1].to(device)):
             run = all_at_once
         else:
@@ -72,6 +98,8 @@ def evaluate(
         found = torch.cat([check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
     if first is not None:
         first.keep(caught)
+    if every is not None:
+        every.keep_by_draw(by_draw)
     return found
 
 
@@ -110,11 +138,17 @@ def _is_flatten(module: nn.Module) -> bool:
 
 
 def _run_chain(
-    chain: list[tuple[str, nn.Module]], draws: Mapping[str, Tensor], shared: Mapping[str, Tensor], x: Tensor
+    chain: list[tuple[str, nn.Module]],
+    draws: Mapping[str, Tensor],
+    shared: Mapping[str, Tensor],
+    by_draw: Mapping[str, list[Tensor]],
+    x: Tensor,
 ) -> Tensor:
     """Outputs (S, N, C): the first random layer is one product with the weights of all draws side by side."""
     h, count = x, len(next(iter(draws.values())))
     for name, module in chain:
+        if name in by_draw:
+            by_draw[name].append(h if h.ndim == 3 else h.expand(count, *h.shape))
         if not isinstance(module, nn.Linear):
             h = module(h)
             continue

@@ -27,13 +27,17 @@ class Pass:
         network: whose layers.
         x: the inputs, this very tensor.
         wanted: layers that are worth catching when the network runs.
+        by_draw_wanted: layers whose input in every draw is worth catching when all draws run.
         caught: what entered them, (N, ...) each.
+        by_draw: what entered them in every draw, (S, N, ...) each.
     """
 
     network: nn.Module
     x: Tensor
     wanted: tuple[str, ...]
+    by_draw_wanted: tuple[str, ...] = ()
     caught: dict[str, Tensor] = field(default_factory=dict)
+    by_draw: dict[str, Tensor] = field(default_factory=dict)
 
     def keep(self, pieces: dict[str, list[Tensor]]) -> None:
         """What entered layers batch by batch; a layer that did not run once for every input is left out."""
@@ -41,17 +45,28 @@ class Pass:
             if sum(len(part) for part in parts) == len(self.x):
                 self.caught[layer] = torch.cat(parts)
 
+    def keep_by_draw(self, pieces: dict[str, list[Tensor]]) -> None:
+        """What entered layers in every draw, (S, n, ...) batch by batch; left out as above."""
+        for layer, parts in pieces.items():
+            if sum(part.shape[1] for part in parts) == len(self.x):
+                self.by_draw[layer] = torch.cat(parts, 1)
+
 
 _OPEN: ContextVar[tuple[Pass, ...]] = ContextVar("open passes", default=())
 
 
 @contextmanager
-def shared(network: nn.Module | None, x: Tensor, layers: Iterable[str] = ()) -> Iterator[None]:
-    """Share what enters the layers of a network at inputs x, as long as this is open; memory: N × their widths."""
+def shared(
+    network: nn.Module | None, x: Tensor, layers: Iterable[str] = (), by_draw: Iterable[str] = ()
+) -> Iterator[None]:
+    """Share what enters the layers of a network at inputs x, as long as this is open.
+
+    Memory: N × their widths, and for layers `by_draw` of all S draws S times as much.
+    """
     if network is None:
         yield
         return
-    token = _OPEN.set((*_OPEN.get(), Pass(network, x, tuple(layers))))
+    token = _OPEN.set((*_OPEN.get(), Pass(network, x, tuple(layers), tuple(by_draw))))
     try:
         yield
     finally:

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
-from dapcal.networks import Layout, evaluate, open_pass
+from dapcal.networks import Layout, Pass, evaluate, open_pass
 from dapcal.posteriors.linear import Linear, OutputsOf
 from dapcal.prior import Aware, Prior, make_prior
 from dapcal.storing import Stores
+
+MOST_MEMBERS = 32  # draws of which each may be looked at for its features; of more one network stands for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,21 @@ class NetworkPosterior:
         """Outputs of all draws, (S, N, C)."""
         if self.linear is not None:
             return self.linear.outputs(self, self.draws, x)
-        first = open_pass(self.network, x) if self._first_is_network else None
-        return evaluate(self.model, {**self.layout.unflatten(self.draws), **self.buffers}, self.shared, x, first=first)
+        open_one = open_pass(self.network, x)
+        return self._evaluated(x, open_one if self._first_is_network else None, open_one)
+
+    def layer_inputs(self, layer: str, x: Tensor) -> Tensor:
+        """What enters a layer in every draw, (S, N, ...): caught before, or by running all of them."""
+        open_one = open_pass(self.network, x)
+        if open_one is not None and layer in open_one.by_draw:
+            return open_one.by_draw[layer]
+        own = Pass(self.network, x, (), (layer,))
+        self._evaluated(x, None, own)
+        if layer not in own.by_draw:
+            raise ValueError(f"Expected layer `{layer}` to run once in a forward pass, it did not; name another")
+        if open_one is not None:
+            open_one.by_draw.update(own.by_draw)
+        return own.by_draw[layer]
 
     def outputs_at(self, draws: Tensor, x: Tensor) -> Tensor:
         """Outputs of other parameter vectors (S, P) in place of the draws."""
@@ -103,6 +118,15 @@ class NetworkPosterior:
         """Deviations from the network at the center times `share`, as in a cold posterior; 0 is that network alone."""
         gaussian = None if self.gaussian is None else self.gaussian.narrowed(share)
         return replace(self, draws=self.center + share * (self.draws - self.center), gaussian=gaussian)
+
+    def _evaluated(self, x: Tensor, first: Pass | None, every: Pass | None) -> Tensor:
+        draws = {**self.layout.unflatten(self.draws), **self.buffers}
+        return evaluate(self.model, draws, self.shared, x, first=first, every=every)
+
+    @cached_property
+    def are_members(self) -> bool:
+        """Whether the draws are a few networks of their own: an ensemble, or draws that were brought."""
+        return self.linear is None and self.gaussian is None and 2 <= len(self.draws) <= MOST_MEMBERS
 
     @cached_property
     def _first_is_network(self) -> bool:

@@ -1,0 +1,142 @@
+"""Features: what enters a layer of a network, or of all members of an ensemble."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dapcal.networks import feature_layer, layer_input, layer_names, shared
+from dapcal.posteriors.network import MOST_MEMBERS, NetworkPosterior
+from dapcal.storing import Stores
+from dapcal.types import Posterior, Projector
+
+
+@dataclass(frozen=True)
+class Features:
+    """Recipe: what enters a layer of the posterior's network (MAP, posterior mean, first member), or of all members.
+
+    Args:
+        layer: the layer's name; by default the last linear layer (with distance-aware parameters, where the prior
+            is restricted to some), and without one the last convolution, whose input is averaged over places.
+        unit: divide each feature vector by its length.
+        members: look at the features of all members of an ensemble side by side, each in units of its own spread.
+            Memory: members × inputs × width.
+    """
+
+    layer: str | None = None
+    unit: bool = False
+    members: bool = False
+
+    def fit_projector(self, train: Tensor, posterior: Posterior) -> LayerFeatures | MemberFeatures:
+        """Find the layer, and of members the spread of their features."""
+        network = posterior.network
+        if network is None:
+            raise ValueError(
+                "This posterior has no network to take features from; pass a projector (any callable), or "
+                "measure distances between inputs with dapcal.distances.projectors.Identity()"
+            )
+        layer, pool = (
+            feature_layer(network, train[:1], _aware_names(posterior)) if self.layer is None else (self.layer, False)
+        )
+        if layer not in dict(network.named_modules()):
+            raise ValueError(f"The network has no layer `{layer}`; its layers are {layer_names(network)}")
+        if not self.members:
+            return LayerFeatures(network, layer, self.unit, pool)
+        if not isinstance(posterior, NetworkPosterior) or not posterior.are_members:
+            raise ValueError(
+                f"Expected an ensemble of 2 to {MOST_MEMBERS} networks for features of all members, got {posterior!r}; "
+                "use Features(), which looks at one network"
+            )
+        alike = MemberFeatures(posterior, layer, torch.ones(len(posterior.draws)), self.unit, pool)
+        return replace(alike, scale=_spread(alike.of_each(train)))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerFeatures:
+    """What enters `layer` of a network in evaluation mode, flattened, or `pool`ed: (N, C, ...) averaged to (N, C)."""
+
+    stores = Stores(network="network")
+
+    network: nn.Module
+    layer: str
+    unit: bool = False
+    pool: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features (N, P), by one pass over the network for all who ask."""
+        return features_of(layer_input(self.network, self.layer, x), self.unit, self.pool)
+
+
+@dataclass(frozen=True, eq=False)
+class MemberFeatures:
+    """What enters `layer` of every member of an ensemble, each divided by its spread, side by side."""
+
+    stores = Stores(again="posterior")
+
+    posterior: NetworkPosterior
+    layer: str
+    scale: Tensor  # (S,)
+    unit: bool = False
+    pool: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Features (N, S · P), by one pass over the members for all who ask."""
+        return side_by_side(self.of_each(x), self.scale)
+
+    def of_each(self, x: Tensor) -> Tensor:
+        """Features (S, N, P) of each member alone."""
+        return features_of_each(self.posterior.layer_inputs(self.layer, x), self.unit, self.pool)
+
+
+@contextmanager
+def one_pass(projectors: Iterable[Projector], posterior: Posterior, x: Tensor) -> Iterator[None]:
+    """While this is open, all projectors take features at inputs x from the pass in which the posterior sees them.
+
+    Members that are not the posterior's (which was trained again) run once more.
+    """
+    own = tuple(projectors)
+    layers = {p.layer for p in own if isinstance(p, LayerFeatures) and p.network is posterior.network}
+    by_draw = {p.layer for p in own if isinstance(p, MemberFeatures) and p.posterior is posterior}
+    others = {id(p.posterior): p.posterior.network for p in own if isinstance(p, MemberFeatures)}
+    with ExitStack() as stack:
+        stack.enter_context(shared(posterior.network, x, sorted(layers), sorted(by_draw)))
+        for network in others.values():
+            stack.enter_context(shared(network, x))
+        yield
+
+
+def features_of(entering: Tensor, unit: bool, pool: bool) -> Tensor:
+    """Features (N, P) from what enters a layer, (N, ...)."""
+    z = entering.flatten(2).mean(2) if pool else entering.flatten(1)
+    return nn.functional.normalize(z) if unit else z
+
+
+def features_of_each(entering: Tensor, unit: bool, pool: bool) -> Tensor:
+    """Features (S, N, P) from what enters a layer of every member, (S, N, ...)."""
+    return torch.stack([features_of(own, unit, pool) for own in entering])
+
+
+def side_by_side(features: Tensor, scale: Tensor) -> Tensor:
+    """Features (S, N, P) of members, each divided by its scale (S,), as (N, S · P)."""
+    return torch.cat([own / size for own, size in zip(features, scale, strict=True)], 1)
+
+
+def _spread(features: Tensor) -> Tensor:
+    """√(Σ_m Σ_p Var) of the features of every member (S, N, P), so that side by side they have variance 1, (S,)."""
+    total = features.double().var(1, correction=0).sum(1).sqrt().to(features.dtype)
+    return total.where(total > 0, 1.0) * math.sqrt(len(features))
+
+
+def _aware_names(posterior: Posterior) -> set[str] | None:
+    """Parameters that a distance widens; None where these are all, or not known."""
+    prior, layout = posterior.prior, getattr(posterior, "layout", None)
+    if prior is None or layout is None or bool((prior.factor > 0).all()):
+        return None
+    starts = torch.tensor([0, *list(layout.sizes.values())[:-1]]).cumsum(0)
+    positive = (prior.factor[prior.group[starts]] > 0).tolist()
+    return {name for name, aware in zip(layout.names, positive, strict=True) if aware}
