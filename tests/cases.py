@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dapcal.adjust import Inflate, MomentMatched, Reweight, SelfNormalised, Transport
+from dapcal.adjust import Inflate, MomentMatched, Reweight, SelfNormalised, Transport, Unchanged
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
 
@@ -35,6 +35,7 @@ ADJUSTMENTS = {
     "matched": MomentMatched(normalise=True),
     "transport": Transport(),
     "shift": Transport(shift=True),
+    "unchanged": Unchanged(),
 }
 
 

@@ -38,6 +38,7 @@ from dapcal.adjust import (
     Reweight,
     SelfNormalised,
     Transport,
+    Unchanged,
 )
 from dapcal.calibrate import Calibrated
 from dapcal.distances import Space
@@ -255,7 +256,7 @@ def fitted(name: str, kind: str, place: Place = SINGLE) -> Posterior:
 class Rule(NamedTuple):
     """An adjustment, what it needs of a posterior, and what it promises."""
 
-    adjust: Inflate | MomentMatched | Revert | Reweight | Transport
+    adjust: Inflate | MomentMatched | Revert | Reweight | Transport | Unchanged
     needs: tuple[str, ...]
     proper: bool = True  # the prediction is a distribution at every distance
     kinds: tuple[str, ...] = tuple(CASES)  # likelihoods it is for
@@ -280,6 +281,7 @@ ADJUSTMENTS = {
     "transport drawn": Rule(Transport(drawn=True), MOMENTS),
     "transport shift": Rule(Transport(shift=True), MOMENTS),
     "revert": Rule(Revert(Unconditional((0.3,), (0.9,))), ANY, kinds=TARGETS, keeps_mean=False),
+    "unchanged": Rule(Unchanged(), ANY),
 }
 
 

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dapcal import likelihoods, networks, prior
-from dapcal.adjust import inflate, matched, revert, reweight, transport
+from dapcal.adjust import inflate, matched, revert, reweight, transport, unchanged
 from dapcal.calibrate import Calibrated
 from dapcal.calibration import ood_score, scales, search, summary
 from dapcal.distances import class_gaussian, metrics, neighbors, projectors, radius, spaces
@@ -40,8 +40,8 @@ __all__ = ["Stored", "load", "open", "save"]
 
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, prior, likelihoods,
-    inflate, revert, reweight, matched, transport, spaces, metrics, class_gaussian, neighbors, projectors, radius,
-    ood_score, scales, search, summary, diagonal, full, kronecker, low_rank,
+    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, projectors,
+    radius, ood_score, scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""
 

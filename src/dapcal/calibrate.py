@@ -133,7 +133,7 @@ def calibrate(
         error = (reference.log_prob - log_prob).std() / math.sqrt(len(log_prob))
         return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()), error=float(error))
 
-    if measured.spaces:
+    if measured.spaces and adjust.heeds_distance:
         lead = 1.0 if posterior.prior is None else posterior.prior.lead
         typical = float(torch.cat([d0[d0 > 0], d0_first[d0_first > 0]]).double().median())
         phi, curve = search(
@@ -146,7 +146,7 @@ def calibrate(
             reference=float(-reference.log_prob.mean()),
         )
     else:
-        phi, curve = unsearched(evaluate(0.0), guard, float(-reference.log_prob.mean()))
+        phi, curve = unsearched(evaluate(0.0), scale, guard, float(-reference.log_prob.mean()))
 
     with shared(posterior.network, second.x):
         adjusted_second = adjust(posterior, second.x)

@@ -138,6 +138,11 @@ class Adjustment(Protocol):
         """Whether predictions stop changing at some distance."""
         return False
 
+    @property
+    def heeds_distance(self) -> bool:
+        """Whether predictions depend on the distance at all; where they do not, φ is not searched for."""
+        return True
+
     def fitted(self, likelihood: Likelihood, y: Tensor) -> Adjustment:  # noqa: ARG002
         """The adjustment with what it takes from the training targets."""
         return self

@@ -5,6 +5,7 @@ from dapcal.adjust.matched import MomentMatched
 from dapcal.adjust.revert import Revert
 from dapcal.adjust.reweight import ClosedForm, PriorMonteCarlo, Reweight, SelfNormalised
 from dapcal.adjust.transport import Transport
+from dapcal.adjust.unchanged import Unchanged
 
 __all__ = [
     "ClosedForm",
@@ -16,4 +17,5 @@ __all__ = [
     "Reweight",
     "SelfNormalised",
     "Transport",
+    "Unchanged",
 ]

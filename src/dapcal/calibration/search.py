@@ -123,11 +123,13 @@ def search(
     return best, curve
 
 
-def unsearched(base: Point, guard: float | None, reference: float) -> tuple[float, Curve]:
-    """φ = 0 and a curve of this one point, where all distances are 0 and every φ is the same."""
+def unsearched(base: Point, scale: Scale, guard: float | None, reference: float) -> tuple[float, Curve]:
+    """φ where predictions do not depend on it: that of the factor 1, and a curve of this one point."""
+    phi = scale.inverse(torch.ones((), dtype=torch.float64))
+    phi = phi if phi.isfinite() else torch.zeros((), dtype=torch.float64)
     at = {name: torch.tensor([getattr(base, name)], dtype=torch.float64) for name in Point._fields}
     limit = math.inf if guard is None else reference + guard
-    return 0.0, Curve(torch.zeros(1, dtype=torch.float64), **at, base_loss=base.loss, base_nll=base.nll, guard=limit)
+    return float(phi), Curve(phi[None], **at, base_loss=base.loss, base_nll=base.nll, guard=limit)
 
 
 def _best(tried: dict[float, Point], limit: float) -> float | None:

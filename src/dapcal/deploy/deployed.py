@@ -8,7 +8,7 @@ from typing import NamedTuple, Self, cast
 import torch
 from torch import Tensor, nn
 
-from dapcal.adjust import Inflate, Revert
+from dapcal.adjust import Inflate, Revert, Unchanged
 from dapcal.calibration.ood_score import Evidence, pieces_of
 from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
@@ -25,10 +25,10 @@ def module(calibrated: Fitted) -> Deployed:
     if not isinstance(calibrated, Fitted):
         raise TypeError(f"Expected what dapcal.calibrate returns, got {type(calibrated).__name__}")
     adjust, likelihood = calibrated.adjust, calibrated.posterior.likelihood
-    if not isinstance(adjust, Inflate | Revert) or (isinstance(adjust, Inflate) and adjust.drawn):
+    if not isinstance(adjust, Inflate | Revert | Unchanged) or (not isinstance(adjust, Revert) and adjust.drawn):
         raise TypeError(
-            f"Expected adjust=Inflate(), the default, or Revert(), the closed forms that deploy, got {adjust}; "
-            "calibrate with one of them, or predict with calibrated(x)"
+            "Expected adjust=Inflate(), the default, Revert() or Unchanged(), the closed forms that deploy, got "
+            f"{adjust}; calibrate with one of them, or predict with calibrated(x)"
         )
     if type(likelihood) not in LIKELIHOODS:
         names = ", ".join(kind.__name__ for kind in LIKELIHOODS)
@@ -72,7 +72,7 @@ class Deployed(nn.Module):
     scale: Tensor
     held_out: Tensor
 
-    def __init__(self, calibrated: Fitted, adjust: Inflate | Revert) -> None:
+    def __init__(self, calibrated: Fitted, adjust: Inflate | Revert | Unchanged) -> None:
         super().__init__()
         posterior, distance, evidence = calibrated.posterior, calibrated.distance, calibrated.evidence
         self.shape, self.dtype = tuple(calibrated.example.shape[1:]), calibrated.example.dtype
@@ -83,8 +83,12 @@ class Deployed(nn.Module):
         layers = {space.projector.layer for space in spaces if isinstance(space.projector, LayerFeatures)}
         self.entering = Entering(posterior.network, layers.union(self.posterior.layers))
         self.reverts = isinstance(adjust, Revert)
-        limit = adjust.targets if isinstance(adjust, Revert) else adjust.limit
+        limit = (
+            None if isinstance(adjust, Unchanged) else adjust.targets if isinstance(adjust, Revert) else adjust.limit
+        )
         self.limit = Limit(limit) if isinstance(limit, Unconditional) else None
+        # unchanged: inflated by a distance of 0
+        lead = 1.0 if posterior.prior is None else posterior.prior.lead
         self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
         settings = vars(posterior.likelihood)
         self.settings = tuple(settings)  # names: temperature, noise, ...
@@ -93,7 +97,7 @@ class Deployed(nn.Module):
             "start": [[start] for start, _ in radii],
             "unit": [[unit] for _, unit in radii],
             "factor": calibrated.factor,
-            "lead": 1.0 if posterior.prior is None else posterior.prior.lead,
+            "lead": lead if adjust.heeds_distance else 0.0,
             "center": evidence.center,
             "scale": evidence.scale,
             "held_out": evidence.held_out,
