@@ -9,7 +9,6 @@ from torch.func import functional_call
 
 from dapcal.data import batch_sizes
 from dapcal.experiments.gap.batched import (
-    Adam,
     Network,
     Trained,
     fit_map,
@@ -21,6 +20,7 @@ from dapcal.experiments.gap.batched import (
 from dapcal.likelihoods import Gaussian
 from dapcal.networks import layout_of
 from dapcal.posteriors import map as map_posterior
+from dapcal.posteriors._training.batched import Adam
 from dapcal.posteriors._training.mean_field import divergence
 from dapcal.posteriors.training import constant
 

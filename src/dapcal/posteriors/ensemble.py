@@ -9,11 +9,12 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from dapcal.data import Data, in_memory
+from dapcal.data import Data, Labelled, in_memory
 from dapcal.likelihoods import Gaussian, Likelihood
 from dapcal.networks import plain
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import samples
+from dapcal.posteriors._training import batched
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
 from dapcal.progress import Bar
@@ -70,6 +71,58 @@ def fit(
         member = map_posterior.fit(_made(make, alone), likelihood, source, prior_scale=prior_scale, seed=alone, **own)
         trained.append((member.network, member.likelihood))
     return of([network for network, _ in trained], pooled([own for _, own in trained]))
+
+
+def fit_each(
+    make: Callable[[], nn.Module],
+    likelihood: Likelihood,
+    train: Sequence[Labelled],
+    held_out: Sequence[Labelled],
+    *,
+    members: int = 5,
+    prior_scale: float = 1.0,
+    seed: int = 0,
+    epochs: int = 100,
+    batch_size: int = 128,
+    learning_rate: float = 1e-3,
+    patience: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
+) -> list[NetworkPosterior]:
+    """An ensemble for each of several training sets, all networks side by side: what `fit` gives for one, but faster.
+
+    Args:
+        make: returns a new network, a chain of linear layers and elementwise functions; called under a member's seed.
+        likelihood: p(y | outputs).
+        train: training sets of one size, targets as the likelihood wants them.
+        held_out: for each of them rows, of one number too, by whose NLL every member stays at its best epoch.
+        members: M, of every ensemble.
+        prior_scale: σ0.
+        seed: ensemble j is that of seed + j, as `fit` counts them.
+        epochs: passes over the data, at most.
+        batch_size: of every network.
+        learning_rate: at the start.
+        patience: epochs without a lower NLL after which a member stops.
+        progress: told how many epochs of how many are done.
+    """
+    seeds = [(place, (seed + place) * members + m) for place in range(len(train)) for m in range(members)]
+    learnt = batched.train(
+        [batched.Run(place, _made(make, own), own) for place, own in seeds],
+        likelihood,
+        train,
+        held_out,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        prior_scale=prior_scale,
+        patience=patience,
+        progress=progress,
+    )
+    model, found = make(), []
+    for first in range(0, len(seeds), members):
+        own = slice(first, first + members)
+        stacked = learnt.layout.unflatten(learnt.weights[own])
+        found.append(samples.from_stacked(model, pooled(learnt.likelihoods[own]), stacked))
+    return found
 
 
 def of(models: Sequence[nn.Module], likelihood: Likelihood) -> NetworkPosterior:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dapcal.data import batch_sizes
 from dapcal.likelihoods.normal import log_normal
 from dapcal.networks import Layout, layout_of
+from dapcal.posteriors._training.batched import Adam
 
 
 class Network(NamedTuple):
@@ -191,31 +192,3 @@ def _descend(
         if epoch in epochs:
             snapshots[epoch] = [parameter.detach().clone() for parameter in parameters]
     return snapshots
-
-
-class Adam:
-    """Adam (Kingma and Ba 2014, arXiv:1412.6980) with a learning rate for each leading index of the parameters.
-
-    Args:
-        parameters: leaf tensors (M, ...), changed in place.
-        rates: (M,).
-    """
-
-    def __init__(self, parameters: list[Tensor], rates: Tensor) -> None:
-        self.parameters = parameters
-        self.rates = rates[:, None]
-        self.first = [torch.zeros_like(parameter) for parameter in parameters]
-        self.second = [torch.zeros_like(parameter) for parameter in parameters]
-        self.steps = 0
-
-    @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], decay: tuple[float, float] = (0.9, 0.999), floor: float = 1e-8) -> None:
-        """One step along the gradients."""
-        self.steps += 1
-        unbias, widen = 1 - decay[0] ** self.steps, math.sqrt(1 - decay[1] ** self.steps)
-        state = zip(self.parameters, gradients, self.first, self.second, strict=True)
-        for parameter, gradient, first, second in state:
-            first.lerp_(gradient, 1 - decay[0])
-            second.mul_(decay[1]).addcmul_(gradient, gradient, value=1 - decay[1])
-            size = second.sqrt().div_(widen).add_(floor).div_(self.rates / unbias)
-            parameter.addcdiv_(first, size, value=-1)
