@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from dapcal.distances import Space
 from dapcal.distances.projectors import Identity
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import samples
+from dapcal.types import DapcalWarning
 
 
 def ensemble(x: Tensor, y: Tensor, members: int = 12):
@@ -116,3 +120,33 @@ def test_the_guard_holds_with_gaps(curve, guard):
     )
     at = int((calibrated.curve.phi == calibrated.phi).nonzero())
     assert calibrated.curve.nll[at] <= calibrated.curve.base_nll + guard
+
+
+def test_in_domain_scaling_reaches_the_refits(curve):
+    train, held_out = curve
+    noises = []
+
+    def refit(x: Tensor, y: Tensor):
+        posterior = ensemble(x, y)
+        return replace(posterior, likelihood=Gaussian(50.0))  # noise that no row asks for
+
+    def loss_without_adjustment(temperature: bool) -> float:
+        calibrated = dapcal.calibrate(
+            ensemble(*train),
+            train=train,
+            held_out=held_out,
+            distance=Space(Identity(), radius=0.5),
+            loss=GapCrossValidation(refit, regions=2),
+            guard=None,
+            temperature=temperature,
+        )
+        noises.append(calibrated.posterior.likelihood.noise)
+        return calibrated.curve.base_loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DapcalWarning)  # noise of 50 leaves nothing to gain
+        before, after = loss_without_adjustment(False), loss_without_adjustment(True)
+    assert before > 4  # log(50 √2π) = 4.8
+    assert after < 2.5
+    assert noises[0] == 0.5
+    assert noises[1] > 0.8, "the posterior itself is scaled, too: its lines miss a parabola by more than 0.5"

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.adjust import Inflate
+from dapcal.calibration.in_domain import in_domain
 from dapcal.calibration.inputs import Chosen, Given, OODInputs
 from dapcal.calibration.losses import Loss, Problem, Target
 from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
@@ -125,6 +126,7 @@ def calibrate(
         train=train_data,
         adjust=adjust,
         spaces=measured.spaces,
+        in_domain=partial(in_domain, drawn=drawn) if likelihood != given.likelihood else None,
     )
     loss_at = loss(problem) if measured.spaces else lambda _: d0
 

@@ -33,11 +33,6 @@ class GapCrossValidation(Loss):
     regions: int = 4
     seed: int = 0
 
-    @property
-    def refits(self) -> bool:
-        """One posterior for each region."""
-        return True
-
     def inputs(self, given: OODInputs | None) -> OODInputs:
         """It brings inputs of its own."""
         if given is not None:
@@ -59,6 +54,8 @@ class GapCrossValidation(Loss):
         tenth = max(2, len(rest) // 10)
         ordinary, kept = train.subset(rest[:tenth]), train.subset(rest[tenth:])
         posterior = self.refit(kept.x, kept.y)
+        if problem.in_domain is not None:
+            posterior = problem.in_domain(posterior, ordinary)
         distance = fit_distance(problem.spaces, kept.x, ordinary.x, posterior, kept.y)
         missing = train.subset(gap)
         probe = Labelled(torch.cat([missing.x, ordinary.x]), torch.cat([missing.y, ordinary.y]))

@@ -44,7 +44,7 @@ class Read(NamedTuple):
     """What was read in one region, in nats per row."""
 
     kind: Kind
-    along: str  # a column's name, or "" for a random direction
+    column: int | None  # of the inputs, along which it lies; None: a random direction
     rows: int
     none: float  # log predictive without adjustment
     after: dict[str, float]  # with each adjustment, at its own φ
@@ -101,6 +101,27 @@ def steps(none: Tensor, candidates: Mapping[str, Tensor]) -> list[Step]:
 def chosen(found: Sequence[Step]) -> str:
     """The last that was taken, or none."""
     return next((step.name for step in reversed(found) if step.taken), NONE)
+
+
+def words(choice: GapChoice) -> str:
+    """One sentence: what was chosen, and what it gains in gaps of both kinds."""
+    count = f"{len(choice.regions)} regions that were left out of training in turn"
+    names = [choice.chosen] if choice.chosen != NONE else list(choice.regions[0].after)
+    parts = []
+    for name in names:
+        middle, outer = (choice.gain(name, kind) for kind in ("middle", "outer"))
+        parts.append(
+            f"{name} gains {_told(choice.gain(name))} nats a row (between the data {_told(middle)}, beyond them "
+            f"{_told(outer)})"
+        )
+    back = [name for name in choice.held_back if name != choice.chosen]
+    guard = f"; the guard on held-out rows keeps {' and '.join(back)} from gaining" if back else ""
+    answer = "no adjustment" if choice.chosen == NONE else choice.chosen
+    return f"gap cross-validation chose {answer}: in {count}, {', '.join(parts)}{guard}"
+
+
+def _told(gain: Gain) -> str:
+    return f"{gain.mean:+.3f} ± {gain.error:.3f}" if math.isfinite(gain.error) else f"{gain.mean:+.3f}"
 
 
 def paired(before: Tensor, after: Tensor) -> Gain:

@@ -37,16 +37,12 @@ class Problem(NamedTuple):
     train: Labelled
     adjust: Adjustment
     spaces: tuple[Space, ...]  # what the distance is fitted from
+    in_domain: Callable[[Posterior, Labelled], Posterior] | None = None  # scales a refit on its own held-out rows
 
 
 @runtime_checkable
 class Loss(Protocol):
     """A calibration loss; one that you write may derive from this class, and then says only what is different here."""
-
-    @property
-    def refits(self) -> bool:
-        """Whether it fits posteriors of its own, which in-domain calibration of this one does not reach."""
-        return False
 
     def inputs(self, given: OODInputs | None) -> OODInputs:
         """What the loss is about: the inputs that were given; by default those that the posterior gets wrong."""
