@@ -1,6 +1,7 @@
 """From a matrix and targets to a calibrated posterior, with nothing left to choose.
 
 rows ──► train │ held-out ──► networks ──► posterior ──► `dapcal.calibrate` ──► Fitted
+          └──► refits with regions left out ──► adjustment, loss of φ ──┘
 """
 
 from __future__ import annotations
@@ -14,28 +15,35 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor, nn
 
+from dapcal.adjust import Unchanged
 from dapcal.calibrate import Calibrated, calibrate
+from dapcal.calibration.gap_choice import NONE, GapChoice, paired, steps, words
 from dapcal.calibration.inputs import Around
 from dapcal.data import Data, Labelled, gather, split
 from dapcal.distances import Space
+from dapcal.distances.choosing import Measured, informative
 from dapcal.distances.projectors import Identity
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.progress import Stages
 from dapcal.recipes.division import check_rows, divide
+from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
 from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
 from dapcal.recipes.recipe import Recipe, network
 from dapcal.recipes.refit import refitted
 from dapcal.recipes.temperature import temperature_helps
 from dapcal.types import DapcalWarning, Posterior
 
+GAPS = "leaving out regions"  # the stage of gap cross-validation
+
 
 class Fitted(NamedTuple):
-    """A calibrated posterior and the rows it was made from."""
+    """A calibrated posterior, the rows it was made from, and what gap cross-validation chose, where it was asked."""
 
     calibrated: Calibrated
     train: Labelled
     held_out: Labelled
+    gaps: GapChoice | None = None
 
 
 def fit(
@@ -58,8 +66,9 @@ def fit(
         likelihood: p(y | outputs).
         outputs: C, of the network.
         recipe: how.
-        progress: told of the epochs of all networks while "training", of 0 and 1 of 1 while "calibrating", and with
-            `refit` of epochs again while "training on all rows".
+        progress: told of the epochs of all networks while "training", and of those that refits need while "leaving out
+            regions" (unless `fast`), of 0 and 1 of 1 while "calibrating", and with `refit` of epochs again while
+            "training on all rows".
     """
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)
@@ -78,7 +87,6 @@ def fit(
     with one_thread(), _warnings_to(notes):
         posterior = POSTERIORS[recipe.posterior](task)
         watch.end()
-    told("calibrating", 0, 1)
     given: _Given = {
         "train": (train.x, train.y),
         "held_out": (held_out.x, held_out.y),
@@ -86,14 +94,21 @@ def fit(
         "guard": recipe.guard,
         "temperature": temperature_helps(posterior, chooses),
     }
-    with _warnings_to(notes):
-        calibrated = _calibrated(posterior, given)
+    gaps = None if recipe.fast else _gaps(task, posterior, chooses, given["temperature"], told)
+    told("calibrating", 0, 1)
+    if gaps is None:
+        choice = None
+        with _warnings_to(notes):
+            calibrated = _calibrated(posterior, given)
+    else:
+        calibrated, choice = _by_gaps(posterior, given, *gaps, notes)
+        notes.append(words(choice))
     calibrated = replace(calibrated, notes=(*calibrated.notes, *notes))
     told("calibrating", 1, 1)
     if recipe.refit and recipe.posterior == "ensemble":
         with one_thread():
             calibrated = refitted(calibrated, task._replace(train=(data.x, data.y)), watch)
-    return Fitted(calibrated, train, held_out)
+    return Fitted(calibrated, train, held_out, choice)
 
 
 class _Given(TypedDict):
@@ -102,6 +117,51 @@ class _Given(TypedDict):
     seed: int
     guard: float
     temperature: bool
+
+
+def _gaps(
+    task: Task, posterior: Posterior, chooses: Labelled, scaled: bool, told: Stages
+) -> tuple[Measured, Gaps] | None:
+    """Spaces that count, and refits read in regions; None where the table has no typical distance or too few rows."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DapcalWarning)  # calibration says it again
+            measured = informative(posterior, gather(task.train, "train").x, chooses)
+    except NothingToCalibrate:
+        return None
+    with one_thread():
+        gaps = read_gaps(task, measured.spaces, scaled, lambda done, total: told(GAPS, done, total))
+    return None if gaps is None else (measured, gaps)
+
+
+def _by_gaps(
+    posterior: Posterior, given: _Given, measured: Measured, gaps: Gaps, notes: list[str]
+) -> tuple[Calibrated, GapChoice]:
+    """The adjustment and φ that gain in regions; the guard is checked after the choice.
+
+    Where no φ that the guard allows gains more than its standard error, the next plainer adjustment is asked.
+    """
+    found = steps(gaps.none, gaps.curves())
+    best = {step.name: float(gaps.factors[step.place]) for step in found}
+    held_back: list[str] = []
+    for name in [step.name for step in reversed(found) if step.taken]:
+        told: list[str] = []
+        with _warnings_to(told):
+            calibrated = calibrate(
+                posterior,
+                **given,
+                distance=measured,
+                adjust=adjustments(posterior.likelihood)[name],
+                loss=InRegions(gaps.at[name]),
+            )
+        if paired(gaps.none, gaps.at[name](calibrated.factor)).counts:
+            notes.extend(told)
+            regions = gaps.read({**best, name: calibrated.factor})
+            return calibrated, GapChoice(name, regions, tuple(held_back))
+        held_back.append(name)
+    with _warnings_to(notes):
+        calibrated = calibrate(posterior, **given, distance=measured, adjust=Unchanged())
+    return calibrated, GapChoice(NONE, gaps.read(best), tuple(held_back))
 
 
 def _calibrated(posterior: Posterior, given: _Given) -> Calibrated:

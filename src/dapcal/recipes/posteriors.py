@@ -38,9 +38,7 @@ class Task(NamedTuple):
 
 def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Options:
     """Of training; what the recipe leaves open follows from the number of training rows."""
-    batch = min(max(rows // 10, 16), 256) if recipe.batch_size is None else recipe.batch_size
-    steps = len(batch_sizes(rows, batch))
-    epochs = max(math.ceil(STEPS / steps), 20) if recipe.epochs is None else recipe.epochs
+    batch, epochs = schedule_of(recipe, rows)
     return {
         "epochs": epochs,
         "batch_size": batch,
@@ -49,6 +47,13 @@ def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Op
         "patience": max(round(PATIENCE * epochs), 1),
         "progress": watch,
     }
+
+
+def schedule_of(recipe: Recipe, rows: int) -> tuple[int, int]:
+    """Rows in a step, and epochs."""
+    batch = min(max(rows // 10, 16), 256) if recipe.batch_size is None else recipe.batch_size
+    steps = len(batch_sizes(rows, batch))
+    return batch, max(math.ceil(STEPS / steps), 20) if recipe.epochs is None else recipe.epochs
 
 
 @dataclass
@@ -100,13 +105,27 @@ def networks(task: Task, members: int) -> NetworkPosterior:
     )
 
 
-def _ensemble(task: Task) -> Posterior:
-    return networks(task, task.recipe.members)
+def members_of(recipe: Recipe) -> int:
+    """Networks that a posterior is made of, or one that it lies around."""
+    return recipe.members if recipe.posterior == "ensemble" else 1
 
 
-def _laplace(task: Task) -> Posterior:
+def around(task: Task, trained: NetworkPosterior) -> Posterior:
+    """The recipe's posterior, of networks that are trained already."""
+    return _AROUND[task.recipe.posterior](task, trained)
+
+
+def _made(task: Task) -> Posterior:
+    return around(task, networks(task, members_of(task.recipe)))
+
+
+def _ensemble(task: Task, members: NetworkPosterior) -> Posterior:  # noqa: ARG001
+    return members
+
+
+def _laplace(task: Task, one: NetworkPosterior) -> Posterior:
     """Of the last layer, with σ0 by held-out NLL: that of training leaves too much to the prior on a table."""
-    one, recipe = networks(task, 1), task.recipe
+    recipe = task.recipe
     return laplace.last_layer(
         one.network,
         one.likelihood,
@@ -117,17 +136,17 @@ def _laplace(task: Task) -> Posterior:
     )
 
 
-def _variational(task: Task) -> Posterior:
-    return _around(variational.fit, task, task.options)
+def _variational(task: Task, one: NetworkPosterior) -> Posterior:
+    return _from(variational.fit, task, one, task.options)
 
 
-def _swag(task: Task) -> Posterior:
-    return _around(swag.fit, task, {**task.options, "learning_rate": SWAG_RATE, "patience": None})
+def _swag(task: Task, one: NetworkPosterior) -> Posterior:
+    return _from(swag.fit, task, one, {**task.options, "learning_rate": SWAG_RATE, "patience": None})
 
 
-def _around(fit: Callable[..., Posterior], task: Task, options: Options) -> Posterior:
+def _from(fit: Callable[..., Posterior], task: Task, one: NetworkPosterior, options: Options) -> Posterior:
     """Trained from a network that is trained already."""
-    one, recipe = networks(task, 1), task.recipe
+    recipe = task.recipe
     return fit(
         one.network,
         one.likelihood,
@@ -139,18 +158,19 @@ def _around(fit: Callable[..., Posterior], task: Task, options: Options) -> Post
     )
 
 
-def _dropout(task: Task) -> Posterior:
-    one = networks(task, 1)
+def _dropout(task: Task, one: NetworkPosterior) -> Posterior:
     return dropout.wrap(one.network, one.likelihood, draws=task.recipe.draws, seed=task.recipe.seed)
 
 
-POSTERIORS: dict[str, Callable[[Task], Posterior]] = {
+_AROUND: dict[str, Callable[[Task, NetworkPosterior], Posterior]] = {
     "ensemble": _ensemble,
     "laplace": _laplace,
     "variational": _variational,
     "swag": _swag,
     "dropout": _dropout,
 }
+
+POSTERIORS: dict[str, Callable[[Task], Posterior]] = dict.fromkeys(_AROUND, _made)
 """By the name that a recipe has for it."""
 
 RUNS = {"laplace": 1, "variational": 2, "swag": 2, "dropout": 1}  # times that a network is trained

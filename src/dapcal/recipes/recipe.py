@@ -30,6 +30,9 @@ class Recipe:
             tables have few held-out rows, and what few rows seem to allow costs more on new ones.
         refit: train an ensemble once more, on all rows, for as many epochs as were best; calibration stays as it is.
             Predictions gain from more rows, but `Fitted.held_out` no longer shows how good they are.
+        fast: leave out gap cross-validation, which chooses among no adjustment, Inflate and Revert (classification:
+            none and Inflate) and φ by what refits say where rows are missing; then Inflate, with φ by the rows that are
+            predicted worst.
         seed: of the split, initial weights, batches and draws.
         device: where training and predictions run.
     """
@@ -46,6 +49,7 @@ class Recipe:
     validation: float = 0.2
     guard: float = 0.005
     refit: bool = False
+    fast: bool = False
     seed: int = 0
     device: str = "cpu"
 
