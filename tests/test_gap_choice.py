@@ -30,6 +30,7 @@ def at(*columns: torch.Tensor) -> torch.Tensor:
         (ONE_REGION_ALONE, CLEAR, "Revert"),  # held against none, as Inflate was not taken
         (-CLEAR, -CLEAR, "none"),
         (NONE, NONE, "none"),
+        (1e-5 * CLEAR, 2e-5 * CLEAR, "none"),  # clear, and next to nothing
         (CLEAR.log() * math.inf, CLEAR, "Revert"),  # values that are no numbers never win
     ],
 )

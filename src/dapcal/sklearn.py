@@ -59,6 +59,7 @@ class _DistanceAware(BaseEstimator):
         validation: float = 0.2,
         guard: float = 0.005,
         refit: bool = True,
+        fast: bool = False,
         alpha: float = ALPHA,
         device: str = "cpu",
         random_state: int | np.random.RandomState | None = None,
@@ -74,6 +75,7 @@ class _DistanceAware(BaseEstimator):
         self.validation = validation
         self.guard = guard
         self.refit = refit
+        self.fast = fast
         self.alpha = alpha
         self.device = device
         self.random_state = random_state
@@ -114,13 +116,15 @@ class _DistanceAware(BaseEstimator):
             validation=self.validation,
             guard=self.guard,
             refit=self.refit,
+            fast=self.fast,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             device=self.device,
         )
         self.center_, self.scale_ = X.mean(0), X.std(0)
         constant = self.scale_ <= 10 * np.finfo(X.dtype).eps * np.abs(self.center_)
         self.scale_[constant] = 1.0
-        self.calibrated_ = recipes.fit(self._standardised(X), y, likelihood, outputs, recipe).calibrated
+        fitted = recipes.fit(self._standardised(X), y, likelihood, outputs, recipe)
+        self.calibrated_, self.gaps_ = fitted.calibrated, fitted.gaps
         return self
 
     def _read(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
@@ -159,13 +163,15 @@ class DistanceAwareClassifier(ClassifierMixin, _DistanceAware):
 
     Args:
         posterior, hidden, epochs, learning_rate, batch_size, prior_scale: as in `dapcal.recipes.Recipe`.
-        members, draws, validation, guard, refit, device: as there.
+        members, draws, validation, guard, refit, fast, device: as there.
         alpha: level of `is_ood`: the share of in-distribution inputs that it may flag.
         random_state: an integer gives the same results in every run.
 
     Attributes:
         classes_: the labels, in the order of the probabilities' columns.
         calibrated_: the `dapcal.Calibrated` behind it, of inputs standardised by `center_` and `scale_`.
+        gaps_: what gap cross-validation chose, and its gains region by region (`dapcal.calibration.gap_choice`); None
+            with `fast`, and where there are too few rows.
         n_features_in_, feature_names_in_: number of columns, and their names where X had names.
     """
 
@@ -217,7 +223,7 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
 
     Args:
         posterior, hidden, epochs, learning_rate, batch_size, prior_scale: as in `dapcal.recipes.Recipe`.
-        members, draws, validation, guard, refit, device: as there.
+        members, draws, validation, guard, refit, fast, device: as there.
         alpha: level of `is_ood`: the share of in-distribution inputs that it may flag.
         random_state: an integer gives the same results in every run.
 
@@ -225,6 +231,8 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
         calibrated_: the `dapcal.Calibrated` behind it, of inputs standardised by `center_` and `scale_` and targets by
             `unit_`.
         unit_: mean and standard deviation of the targets.
+        gaps_: what gap cross-validation chose, and its gains region by region (`dapcal.calibration.gap_choice`); None
+            with `fast`, and where there are too few rows.
         n_features_in_, feature_names_in_: number of columns, and their names where X had names.
     """
 

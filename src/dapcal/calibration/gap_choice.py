@@ -17,6 +17,7 @@ from torch import Tensor
 from dapcal.calibration.regions import Kind
 
 NONE = "none"
+NEGLIGIBLE = 1e-4  # nats a row: a φ so small that nothing happens gains something, too, and in every region
 
 
 class Gain(NamedTuple):
@@ -27,8 +28,8 @@ class Gain(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Whether the gain exceeds its standard error."""
-        return self.mean > self.error
+        """Whether the gain exceeds its standard error, and is more than nothing."""
+        return self.mean > max(self.error, NEGLIGIBLE)
 
 
 class Step(NamedTuple):

@@ -25,6 +25,9 @@ def fit(
     hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "64,64",
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
     validation: Annotated[float, typer.Option(help="Share of the rows that is held out for calibration.")] = 0.2,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Skip gap cross-validation, which chooses how predictions widen far away.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the split, initial weights and batches.")] = 0,
     device: Device = "cpu",
     as_json: Json = False,
@@ -33,7 +36,8 @@ def fit(
     """Learn to predict a column of a table, and to know how far a row is from the training rows.
 
     Numbers are standardised, texts are categories, missing values get an indicator; dates are refused. A fifth of the
-    rows is held out: it calibrates φ, the radius and the p-values.
+    rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left out in turn, to
+    choose what distance does to predictions (--fast skips that).
 
     Example: dapcal fit train.csv --target price -o house.dap
     """
@@ -51,6 +55,7 @@ def fit(
             hidden=_widths(hidden),
             epochs=epochs,
             validation=validation,
+            fast=fast,
             seed=seed,
             device=checked(device),
         )
@@ -71,7 +76,12 @@ def fit(
         too_few(said, len(model.calibrated.evidence.held_out), ALPHA)
         summary = summarise(model)
         model.save(out)
-        data: dict[str, Any] = {"file": str(out), **summary.as_json(), "calibration": list(model.calibrated.notes)}
+        data: dict[str, Any] = {
+            "file": str(out),
+            **summary.as_json(),
+            "calibration": list(model.calibrated.notes),
+            "gaps": None if model.gaps is None else model.gaps.as_json(),
+        }
         said.result(data, f"{_numbers(summary)}\n\n{words(summary, target)}\n\nSaved to {out}")
 
 
@@ -92,7 +102,8 @@ def _numbers(summary: Summary) -> str:
         ("task", summary.task),
         (summary.measure, value),
         ("NLL", f"{summary.nll:.4f} (without distances: {summary.base_nll:.4f})"),
-        ("phi", f"{summary.phi:.4g}"),
+        ("adjustment", summary.adjustment),
+        ("phi", "none" if summary.adjustment == "none" else f"{summary.phi:.4g}"),
         ("radius", radius),
     ]
-    return "\n".join(f"{name:<10}{text}" for name, text in rows)
+    return "\n".join(f"{name:<12}{text}" for name, text in rows)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from dapcal.calibrate import Calibrated
+from dapcal.calibration.gap_choice import GapChoice
 from dapcal.data import Labelled, check_inputs
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.models.columns import Unit
@@ -50,6 +51,7 @@ class Subject:
         new_name: what those are called.
         judges: rows of `held_out` that p-values are read from, on which nothing was chosen; by default those that
             `calibrated` knows of.
+        gaps: what gap cross-validation chose, where it was asked.
     """
 
     calibrated: Calibrated
@@ -65,6 +67,7 @@ class Subject:
     new: Tensor | None = None
     new_name: str = "new data"
     judges: Tensor | None = None
+    gaps: GapChoice | None = None
 
     def __post_init__(self) -> None:
         for name, x in (("train", self.train.x), ("held_out", self.held_out.x), ("new", self.new)):

@@ -18,6 +18,7 @@ from torch import Tensor
 from dapcal import artifact, recipes
 from dapcal.artifact import Stored
 from dapcal.calibrate import Calibrated
+from dapcal.calibration.gap_choice import GapChoice, from_json
 from dapcal.data import Labelled, split
 from dapcal.models import table_files
 from dapcal.models.columns import Columns, Unit, flat, in_unit, named
@@ -56,6 +57,7 @@ class TableModel:
         train: encoded training rows.
         held_out: encoded held-out rows.
         notes: what was decided on the way, in words.
+        gaps: what gap cross-validation chose; None where it was skipped, and in files of earlier versions.
     """
 
     calibrated: Calibrated
@@ -65,6 +67,7 @@ class TableModel:
     train: Labelled
     held_out: Labelled
     notes: tuple[str, ...]
+    gaps: GapChoice | None = None
 
     @property
     def task(self) -> TaskName:
@@ -149,6 +152,7 @@ class TableModel:
             "target": self.target.as_json(),
             "recipe": asdict(self.recipe),
             "notes": list(self.notes),
+            "gaps": None if self.gaps is None else self.gaps.as_json(),
         }
         sets = {"train": self.train, "held_out": self.held_out}
         attachments = {f"{name}.{part}": getattr(data, part) for name, data in sets.items() for part in ("x", "y")}
@@ -170,6 +174,7 @@ class TableModel:
             new=new,
             new_name=new_name,
             judges=self._rows_of_halves()[1],
+            gaps=self.gaps,
         )
 
     @property
@@ -206,7 +211,8 @@ def restored(stored: Stored, device: str = "cpu") -> TableModel:
     train, held_out = (
         Labelled(attachments[f"{name}.x"].to(device), attachments[f"{name}.y"].to(device)) for name in _SETS
     )
-    return TableModel(stored.calibrated(network), encoder, target, recipe, train, held_out, tuple(about["notes"]))
+    gaps = None if about.get("gaps") is None else from_json(about["gaps"])
+    return TableModel(stored.calibrated(network), encoder, target, recipe, train, held_out, tuple(about["notes"]), gaps)
 
 
 def outputs_of(target: Classes | Numbers) -> int:

@@ -55,7 +55,7 @@ def fit(
         *_copies(x, y),
         *encoder.notes,
     )
-    return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes)
+    return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes, fitted.gaps)
 
 
 def _copies(x: Tensor, y: Tensor) -> list[str]:

@@ -16,6 +16,7 @@ from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL
 from dapcal.tables.targets import Classes, Numbers
 
+UNCHANGED = "none"  # what an adjustment is called that changes nothing
 _MOST_ROWS = 1000  # held-out rows that columns are shuffled in
 
 
@@ -36,7 +37,8 @@ class Summary:
         base_nll: the same before distances count.
         coverage: share of held-out targets within the interval of `LEVEL`; None for classes.
         flagged: share of rows with a p-value of at most `ALPHA`, among those that p-values are not read from.
-        phi: φ.
+        adjustment: what distance does to predictions, by name.
+        phi: φ; it has no meaning without adjustment.
         radius: for every space the distance within which nothing is far.
         widening: k, by which the spread is multiplied at twice the radius (without one: a standard deviation away).
         important: columns, and what the measure loses when their held-out values are shuffled; largest loss first.
@@ -54,6 +56,7 @@ class Summary:
     base_nll: float
     coverage: float | None
     flagged: float
+    adjustment: str
     phi: float
     radius: dict[str, float | None]
     widening: float
@@ -92,6 +95,7 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         base_nll=_mean(before) + unit,
         coverage=_mean(inside) if inside else None,
         flagged=float((p_values <= ALPHA).double().mean()),
+        adjustment=type(model.calibrated.adjust).__name__ if model.calibrated.adjust.heeds_distance else UNCHANGED,
         phi=model.calibrated.phi,
         radius={s.name: None if s.radius is None else s.radius.start for s in model.calibrated.distance.spaces},
         widening=_widening(model),
@@ -113,9 +117,11 @@ def words(summary: Summary, target: str) -> str:
     names = [f"`{' '.join(name.split())}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
     looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."
     where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"
+    doubt = f"{where} from the training rows its doubt {_growth(summary.widening)}"
+    if summary.adjustment == UNCHANGED:
+        doubt = "Distance from the training rows does not change its predictions"
     away = (
-        f"{where} from the training rows its doubt {_growth(summary.widening)}; "
-        f"{100 * summary.flagged:.1f} % of other held-out rows are flagged as out of distribution "
+        f"{doubt}; {100 * summary.flagged:.1f} % of other held-out rows are flagged as out of distribution "
         f"(expected: {100 * ALPHA:.0f} %)."
     )
     better = summary.value > summary.constant if summary.measure == "accuracy" else summary.value < summary.constant
@@ -151,8 +157,10 @@ def _predictions(model: TableModel, x: Tensor) -> Iterator[Prediction]:
 
 
 def _widening(model: TableModel) -> float:
-    """k = (σ0 + d)/σ0, or 1 + d where there is no σ0, at twice the radius in every space."""
+    """k = (σ0 + d)/σ0, or 1 + d where there is no σ0, at twice the radius in every space; 1 without adjustment."""
     calibrated = model.calibrated
+    if not calibrated.adjust.heeds_distance:
+        return 1.0
     twice = [1.0 if space.radius is None else 2 * space.radius.start for space in calibrated.distance.spaces]
     distance = calibrated.factor * calibrated.distance.combine(
         torch.tensor(twice, device=model.train.x.device)[:, None]

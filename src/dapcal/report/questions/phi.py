@@ -34,6 +34,8 @@ def section(examples: Examples, curve: Curve) -> str:
     """The two curves, and what the choice costs."""
     if not examples.subject.calibrated.distance.spaces:
         return paragraph("No distance counts (the notes below say why), so there was no φ to choose.")
+    if not examples.subject.calibrated.adjust.heeds_distance:
+        return paragraph("Predictions are not adjusted to distance, so there is no φ to choose.")
     chosen = examples.subject.calibrated.phi
     lead = "One number, φ, says how much distance counts. The one with the smallest calibration loss is taken"
     guard = ", among those that do not make predictions on held-out data worse than the guard allows."

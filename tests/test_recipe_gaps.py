@@ -1,0 +1,161 @@
+"""Gap cross-validation of a recipe: what refits see, what is chosen, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dapcal.adjust import Inflate, Revert, Unchanged
+from dapcal.calibration.gap_choice import GapChoice, paired
+from dapcal.calibration.regions import Region
+from dapcal.likelihoods import Categorical, Gaussian
+from dapcal.posteriors import ensemble
+from dapcal.recipes import POSTERIORS, Recipe, fit, fitting, gaps
+from dapcal.recipes.gaps import FEWEST_ROWS, Gaps
+
+QUICK = Recipe(hidden=(16,), epochs=10, members=4, draws=5, learning_rate=0.02, batch_size=32)
+
+
+def numbers(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=generator)
+    y = (2 * x[:, 0]).sin() + x[:, 1] * x[:, 2] + 0.1 * torch.randn(n, generator=generator)
+    return x, (y - y.mean()) / y.std()
+
+
+def rows(x: torch.Tensor) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in x.tolist()}
+
+
+def test_refits_see_neither_held_out_rows_nor_their_region(monkeypatch):
+    seen, real = {}, ensemble.fit_each
+
+    def spy(make, likelihood, train, held_out, **options):
+        seen.update(train=train, held_out=held_out, **options)
+        return real(make, likelihood, train, held_out, **options)
+
+    parts = []
+    monkeypatch.setattr(gaps.ensemble, "fit_each", spy)
+    found = gaps._found
+    monkeypatch.setattr(gaps, "_found", lambda part, *rest: parts.append(part) or found(part, *rest))
+    monkeypatch.setattr(gaps, "MOST_KEPT", 70)
+    x, y = numbers(200)
+    fitted = fit(x, y, Gaussian(), 1, QUICK)
+    held_out, train = rows(fitted.held_out.x), rows(fitted.train.x)
+    assert len(parts) == len(seen["train"]) == 12
+    assert seen["members"] == 3
+    for part in parts:
+        kept, ordinary, missing = (rows(data.x) for data in (part.kept, part.ordinary, part.missing))
+        assert kept | ordinary | missing <= train
+        assert not (kept | ordinary | missing) & held_out
+        assert not kept & missing
+        assert not kept & ordinary
+        assert not ordinary & missing
+        assert (len(kept), len(ordinary), len(missing)) == (70, 20, len(fitted.train.x) // 3)
+
+
+def reading(none: list[float], **at) -> Gaps:
+    regions = tuple(Region("middle" if n % 2 else "outer", None, torch.arange(9), torch.arange(9)) for n in range(4))
+    return Gaps(regions, torch.tensor(none, dtype=torch.float64), at, 1.0)
+
+
+def peak(height: float, center: float = 0.0):
+    """A gain that is largest where log10 of the factor is `center`, and 0 without adjustment."""
+    gains = height * torch.tensor([1.0, 1.1, 0.9, 1.0], dtype=torch.float64)
+
+    def at(factor: float) -> torch.Tensor:
+        place = math.log10(factor) - center if factor else math.inf
+        return gains * math.exp(-(place**2))
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("inflate", "revert", "guard", "chosen", "kind", "held_back"),
+    [
+        (1.0, 2.0, 1e6, "Revert", Revert, ()),
+        (1.0, 1.0, 1e6, "Inflate", Inflate, ()),
+        (-1.0, -1.0, 1e6, "none", Unchanged, ()),
+        (-1.0, 0.5, 1e6, "Revert", Revert, ()),
+    ],
+)
+def test_what_gains_is_chosen_and_stored(monkeypatch, inflate, revert, guard, chosen, kind, held_back):
+    read = reading([0.0] * 4, Inflate=peak(inflate), Revert=peak(revert))
+    monkeypatch.setattr(fitting, "read_gaps", lambda *_: read)
+    fitted = fit(*numbers(120), Gaussian(), 1, replace(QUICK, guard=guard))
+    assert isinstance(fitted.calibrated.adjust, kind)
+    assert (fitted.gaps.chosen, fitted.gaps.held_back) == (chosen, held_back)
+    if chosen != "none":
+        assert fitted.calibrated.phi == pytest.approx(0.0, abs=0.02), "the factor of the largest mean gain"
+    assert any(note.startswith("gap cross-validation chose") for note in fitted.calibrated.notes)
+
+
+def test_the_guard_is_checked_after_the_choice(monkeypatch):
+    # the gain is at factors that destroy held-out predictions, and vanishes at those that the guard allows
+    read = reading([0.0] * 4, Inflate=peak(-1.0), Revert=peak(1.0, center=3.5))
+    monkeypatch.setattr(fitting, "read_gaps", lambda *_: read)
+    fitted = fit(*numbers(120), Gaussian(), 1, replace(QUICK, guard=0.0))
+    assert isinstance(fitted.calibrated.adjust, Unchanged)
+    assert (fitted.gaps.chosen, fitted.gaps.held_back) == ("none", ("Revert",))
+    assert "the guard on held-out rows keeps Revert from gaining" in fitted.calibrated.notes[-1]
+
+
+def test_numbers_stored_are_those_of_the_chosen_phi():
+    fitted = fit(*numbers(200), Gaussian(), 1, QUICK)
+    choice = fitted.gaps
+    assert set(choice.regions[0].after) == {"Inflate", "Revert"}
+    assert {read.kind for read in choice.regions} == {"middle", "outer"}
+    if choice.chosen != "none":
+        none = torch.tensor([read.none for read in choice.regions])
+        after = torch.tensor([read.after[choice.chosen] for read in choice.regions])
+        assert paired(none, after).counts
+    json.dumps(choice.as_json())
+
+
+def test_classes_choose_between_none_and_inflate():
+    x, _ = numbers(150)
+    choice = fit(x, (x[:, 0] > 0).long(), Categorical(), 2, QUICK).gaps
+    assert isinstance(choice, GapChoice)
+    assert set(choice.regions[0].after) == {"Inflate"}
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_refits_are_of_the_posteriors_own_kind(name, monkeypatch):
+    kinds = []
+    found = gaps._found
+    monkeypatch.setattr(gaps, "_found", lambda *given: kinds.append(given[1]) or found(*given))
+    fitted = fit(*numbers(120), Gaussian(), 1, replace(QUICK, posterior=name, epochs=4))
+    own = fitted.calibrated.posterior
+    for posterior in kinds:
+        assert type(posterior) is type(own)
+        assert type(getattr(posterior, "linear", None)) is type(getattr(own, "linear", None))
+        assert (posterior.gaussian is None) == (own.gaussian is None)
+
+
+def test_scaling_reaches_the_refits(monkeypatch):
+    noises = []
+    found = gaps._found
+
+    def spy(part, posterior, spaces, scaled):
+        noises.append((scaled, posterior.likelihood))
+        return found(part, posterior, spaces, scaled)
+
+    scaled_with = []
+    in_domain = gaps.in_domain
+    monkeypatch.setattr(gaps, "_found", spy)
+    monkeypatch.setattr(gaps, "in_domain", lambda p, data: scaled_with.append(len(data.x)) or in_domain(p, data))
+    monkeypatch.setattr(fitting, "temperature_helps", lambda *_: True)
+    fit(*numbers(120), Gaussian(), 1, QUICK)
+    assert scaled_with == [20] * 12
+    assert all(scaled for scaled, _ in noises)
+
+
+@pytest.mark.parametrize(("rows", "fast"), [(240, True), (FEWEST_ROWS, False)])
+def test_fast_and_small_tables_keep_the_plain_way(rows, fast):
+    fitted = fit(*numbers(rows), Gaussian(), 1, replace(QUICK, fast=fast))
+    assert fitted.gaps is None
+    assert isinstance(fitted.calibrated.adjust, Inflate)
