@@ -159,3 +159,17 @@ def test_fast_and_small_tables_keep_the_plain_way(rows, fast):
     fitted = fit(*numbers(rows), Gaussian(), 1, replace(QUICK, fast=fast))
     assert fitted.gaps is None
     assert isinstance(fitted.calibrated.adjust, Inflate)
+
+
+def test_the_report_tells_gains_apart():
+    from dapcal.report.questions import gaps as question
+
+    fitted = fit(*numbers(120), Gaussian(), 1, QUICK)
+    page = question.section(fitted.gaps)
+    assert "Gap cross-validation chose" in page
+    middle = sum(read.kind == "middle" for read in fitted.gaps.regions)
+    assert f"middle thirds (interpolation), {middle}" in page
+    assert f"outer thirds (extrapolation), {12 - middle}" in page
+    assert f"{fitted.gaps.gain('Revert', 'outer').mean:+.3f}" in page
+    assert "form of the UCI gap benchmark" in page
+    assert question.section(None) == ""

@@ -13,6 +13,7 @@ import torch
 
 import dapcal
 from dapcal import recipes
+from dapcal.adjust import Unchanged
 from dapcal.calibrate import Calibrated
 from dapcal.models import load, table
 from dapcal.models.table import TableModel
@@ -213,7 +214,8 @@ def test_three_lines_of_words(regression: TableModel, classification: TableModel
         assert len(lines) == 3
         assert good in lines[0]
         assert "`area`" in lines[1]
-        assert "At twice the usual distance" in lines[2]
+        changes = model.calibrated.adjust.heeds_distance
+        assert lines[2].startswith("At twice the usual distance" if changes else "Distance from the training rows does")
 
 
 def test_rows_that_occur_often_are_noted():
@@ -241,3 +243,18 @@ def test_a_model_that_has_learnt_nothing_is_told(regression: TableModel, classif
 @pytest.mark.parametrize(("widening", "told"), [(1.0, "hardly grows"), (2.5, "is 2.5 times"), (1e7, "more than 1,000")])
 def test_growth_is_told_in_numbers_that_mean_something(regression: TableModel, widening: float, told: str):
     assert told in words(replace(summarise(regression), widening=widening), "price")
+
+
+def test_what_gap_cross_validation_chose_comes_back_from_a_file(regression: TableModel, tmp_path: Path):
+    assert regression.gaps is not None
+    regression.save(tmp_path / "model.dap")
+    again = load(tmp_path / "model.dap")
+    assert again.gaps == regression.gaps
+    assert again.subject("model").gaps == regression.gaps
+
+
+def test_a_model_that_distance_does_not_change_says_so(regression: TableModel):
+    unchanged = replace(regression, calibrated=replace(regression.calibrated, adjust=Unchanged()))
+    summary = summarise(unchanged)
+    assert (summary.adjustment, summary.widening) == ("none", 1.0)
+    assert "Distance from the training rows does not change its predictions" in words(summary, "y")

@@ -102,8 +102,8 @@ def _numbers(summary: Summary) -> str:
         ("task", summary.task),
         (summary.measure, value),
         ("NLL", f"{summary.nll:.4f} (without distances: {summary.base_nll:.4f})"),
-        ("adjustment", summary.adjustment),
+        ("adjusted", summary.adjustment),
         ("phi", "none" if summary.adjustment == "none" else f"{summary.phi:.4g}"),
         ("radius", radius),
     ]
-    return "\n".join(f"{name:<12}{text}" for name, text in rows)
+    return "\n".join(f"{name:<10}{text}" for name, text in rows)
