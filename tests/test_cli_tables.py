@@ -43,7 +43,13 @@ def test_fit_as_json_is_json_alone(folder: Path, tmp_path: Path):
     assert told["rows"] == 22
     assert told["file"] == str(tmp_path / "m.dap")
     assert any("left out" in note for note in told["notes"])
+    assert told["gaps"]["chosen"] in ("none", "Inflate", "Revert")
     assert result.stderr == ""
+    result = run(
+        "fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL, "--json", "-q", "--fast"
+    )
+    told = json.loads(result.stdout)
+    assert (told["gaps"], told["adjustment"]) == (None, "Inflate")
 
 
 def test_quiet_says_nothing(folder: Path, tmp_path: Path):

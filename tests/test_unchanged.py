@@ -72,7 +72,7 @@ def test_it_deploys(data, generator):
 def test_a_joint_prediction_of_a_closed_form_asks_for_draws(data):
     network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
     posterior = laplace.last_layer(network, Gaussian(0.5), data[0])
-    with pytest.raises(ValueError, match=r"adjust=Unchanged\(drawn=True\)"):
+    with pytest.raises(ValueError, match="A joint prediction needs draws, and the closed form of Unchanged"):
         calibrate(posterior, data, adjust=Unchanged()).joint(data[0][0][:4])
     drawn = calibrate(posterior, data, adjust=Unchanged(drawn=True))
     assert torch.equal(drawn.joint(data[0][0][:4]).mean, drawn(data[0][0][:4]).mean)

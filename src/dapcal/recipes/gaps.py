@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dapcal.adjust import Inflate, Revert
-from dapcal.calibrate import in_domain
 from dapcal.calibration.gap_choice import Read
+from dapcal.calibration.in_domain import in_domain
 from dapcal.calibration.inputs import HeldOut, OODInputs
 from dapcal.calibration.losses import Loss, Problem
 from dapcal.calibration.regions import Region, thirds
