@@ -173,7 +173,7 @@ def test_columns_of_classes(calibrated, blobs):
     prediction = calibrated(blobs[1][0])
     columns = prediction.columns(alpha=0.5)
     names = ["prediction", "probability", "epistemic", "aleatoric", "distance", "ood_score", "ood_p_value", "ood"]
-    assert list(columns) == names
+    assert list(columns) == [*names, "reason"]
     assert (columns["prediction"] == prediction.probs.argmax(-1).numpy()).all()
     np.testing.assert_allclose(columns["probability"].sum(1), 1, rtol=1e-5)
     assert (columns["ood"] == (prediction.ood_p_value.numpy() <= 0.5)).all()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy.stats import binom
+from torch import nn
 
+import dapcal
 from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
+from dapcal.distances import FittedSpace, Space, nearest
+from dapcal.distances.projectors import Identity
 from dapcal.ensembles import base_ensemble
+from dapcal.evidence import Piece, leading
 from dapcal.likelihoods import Categorical, Gaussian, NoiseHead
+from dapcal.posteriors import ensemble
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5, 0.9)
 
@@ -134,3 +143,129 @@ def test_pieces_without_spread_are_finite():
     outputs = torch.ones(3, 4, 1)
     pieces = pieces_of(Gaussian(), base_ensemble(Gaussian(), outputs), torch.zeros(1, 4), torch.empty(0, 4))
     assert pieces.isfinite().all()
+
+
+# Piece by piece
+
+
+def space(name: str) -> FittedSpace:
+    return FittedSpace(name, Identity(), nearest(torch.zeros(1, 2)), None)
+
+
+def test_every_piece_has_a_value_and_a_p_value_by_the_formula():
+    rng = np.random.default_rng(0)
+    scaling, judging, asked = (rng.gamma(1.0, size=(3, n)) * [[1.0], [10.0], [0.1]] for n in (31, 19, 50))
+    evidence = fit_evidence((space("unit"),), torch.tensor(scaling), torch.tensor(judging))
+    found = evidence.by_name(torch.tensor(asked), (space("inputs"),))
+    assert list(found) == ["doubt", "inputs", "unit"]
+    for place, piece in enumerate(found.values()):
+        center = np.median(scaling[place])
+        scale = np.quantile(scaling[place], 0.95) - center
+        np.testing.assert_allclose(piece.standardised, (asked[place] - center) / scale)
+        p = (1 + (judging[place] >= asked[place][:, None]).sum(1)) / 20
+        np.testing.assert_allclose(piece.p_value, p, rtol=1e-14)
+        assert piece.p_value.dtype == torch.float64
+    total = sum(piece.standardised for piece in found.values())
+    torch.testing.assert_close(evidence.score(torch.tensor(asked)), total)
+
+
+def test_p_values_of_pieces_stay_valid_with_scales_from_another_half():
+    repetitions, n = 2000, 20
+    rng = np.random.default_rng(0)
+    counts = dict.fromkeys(("doubt", "inputs"), 0)
+    for _ in range(repetitions):
+        pieces = torch.tensor(rng.gamma(1.0, size=(2, 2 * n + 1)) * [[1.0], [10.0]])
+        evidence = fit_evidence((), pieces[:, :n], pieces[:, n:-1])
+        for name, piece in evidence.by_name(pieces[:, -1:], (space("inputs"),)).items():
+            counts[name] += int(piece.p_value <= 0.05 + 1e-12)
+    for count in counts.values():
+        assert binom.ppf(1e-6, repetitions, 1 / 21) <= count <= binom.ppf(1 - 1e-6, repetitions, 1 / 21)
+
+
+def test_spaces_of_one_name_stay_apart():
+    pieces = torch.rand(4, 20, generator=torch.Generator().manual_seed(0))
+    evidence = fit_evidence((space("inputs"),), pieces, pieces)
+    assert list(evidence.by_name(pieces, (space("inputs"), space("a")))) == ["doubt", "inputs", "a", "inputs 2"]
+
+
+def test_doubt_alone_where_no_distance_counts():
+    doubt = torch.rand(1, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    evidence = fit_evidence((), doubt[:, :20], doubt[:, 20:40])
+    (piece,) = evidence.by_name(doubt[:, 40:], ()).values()
+    torch.testing.assert_close(piece.p_value, evidence.p_value(evidence.score(doubt[:, 40:])))
+
+
+def test_the_leading_piece_has_the_smallest_p_value_then_the_largest_standardised_value():
+    evidence = {
+        "doubt": Piece(torch.tensor([9.0, 1.0, 3.0]), torch.tensor([0.5, 0.1, 0.1]).double()),
+        "inputs": Piece(torch.tensor([1.0, 9.0, 2.0]), torch.tensor([0.1, 0.5, 0.1]).double()),
+    }
+    assert leading(evidence) == ["inputs", "doubt", "doubt"]
+    without = {name: Piece(p.standardised, p.p_value * math.nan) for name, p in evidence.items()}
+    assert leading(without) == ["doubt", "inputs", "doubt"]
+
+
+# Reasons
+
+OVERLAP, FAR = torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.05, -1.0]]), torch.tensor([[40.0, 0.0], [-30.0, 30.0]])
+
+
+@pytest.fixture(scope="module")
+def overlapping() -> dapcal.Calibrated:
+    """Two classes that overlap in few rows, about x = 0."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n):
+        y = torch.arange(n) % 2
+        x = torch.randn(n, 2, generator=generator)
+        x[:, 0] += 2.5 * (2 * y - 1)
+        return x, y
+
+    train, held_out = draw(300), draw(400)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    posterior = ensemble.fit(make, Categorical(), train, members=3, epochs=20, learning_rate=0.02, seed=0)
+    inputs = Space(Identity(), name="inputs")
+    return dapcal.calibrate(posterior, train=train, held_out=held_out, distance=inputs, ood=FAR)
+
+
+def test_flags_of_ambiguous_rows_say_so_and_those_of_far_rows_too(overlapping):
+    between = torch.randn(200, 2, generator=torch.Generator().manual_seed(1)) * torch.tensor([0.1, 1.0])
+    overlap = overlapping(between)
+    near = (overlap.ood_p_value <= 0.05) & (overlap.distance == 0)  # flagged for doubt alone
+    assert near.sum() > 20
+    assert set(overlap[near].reasons()) == {"ambiguous"}
+    prediction = overlapping(FAR)
+    assert prediction.reasons() == ["far from the training data (inputs)"] * 2
+    ordinary = overlapping(torch.tensor([[2.5, 0.0], [-2.5, 0.3]]))
+    assert ordinary.reasons() == ["", ""]
+    assert "" not in ordinary.reasons(alpha=1.0)
+    assert list(prediction.columns()["reason"]) == prediction.reasons()
+
+
+def test_evidence_follows_rows_and_batches(overlapping):
+    x = torch.cat([OVERLAP, FAR])
+    whole = overlapping(x)
+    assert list(whole.evidence) == ["doubt", "inputs"]
+    joined, picked = overlapping.predict(x, batch_size=2), whole[[4, 1]].cpu()
+    for name, piece in whole.evidence.items():
+        torch.testing.assert_close(joined.evidence[name].standardised, piece.standardised)
+        assert torch.equal(joined.evidence[name].p_value, piece.p_value)
+        assert torch.equal(picked.evidence[name].p_value, piece.p_value[[4, 1]])
+    assert picked.reasons() == [whole.reasons()[4], whole.reasons()[1]]
+    assert whole.base.reasons() == whole.reasons()
+
+
+def test_evidence_is_kept_in_a_file(overlapping, tmp_path):
+    overlapping.save(tmp_path / "a.dap")
+    loaded = dapcal.load(tmp_path / "a.dap", overlapping.posterior.network)
+    one, two = (each(OVERLAP).evidence["doubt"] for each in (overlapping, loaded))
+    assert torch.equal(one.p_value, two.p_value)
+    assert not one.p_value.isnan().any()
+
+
+def test_in_regression_doubt_is_not_ambiguity(overlapping):
+    prediction = replace(overlapping(OVERLAP), likelihood=Gaussian())
+    assert set(prediction.reasons()) == {"uncertain (the draws disagree)"}

@@ -30,7 +30,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
         "gaussians": ("dapcal.gaussians",),
         "networks": ("dapcal.networks",),
     },
-    {"outputs": ("dapcal.moments", "dapcal.diagnostics", "dapcal.predictive")},
+    {"outputs": ("dapcal.moments", "dapcal.diagnostics", "dapcal.evidence", "dapcal.predictive")},
     {"types": ("dapcal.types", "dapcal.ensembles", "dapcal.hardest")},
     {"posteriors": ("dapcal.posteriors",)},
     {"distances": ("dapcal.distances", "dapcal.ranks")},

@@ -81,7 +81,7 @@ def test_predict_and_score_write_the_same_of_a_network():
     assert [row["prediction"] for row in rows] == wanted["prediction"]
     assert list(rows[0]) == [
         "index", "prediction", "probability_a", "probability_b", "probability_c", "epistemic", "aleatoric", "distance",
-        "ood_score", "ood_p_value", "ood",
+        "ood_score", "ood_p_value", "ood", "reason",
     ]  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def test_both_kinds_give_the_same_names(kind: str):
     row = {"area": 70.0, "city": "Rome"} if kind == "table" else {"x": [0.0, 1.0]}
     columns = model.columns(model.encode([row, row]))
     names = ["prediction", "probability", "epistemic", "aleatoric", "distance", "ood_score", "ood_p_value", "ood"]
-    assert list(columns) == names
+    assert list(columns) == [*names, "reason"]
     assert columns["probability"].shape == (2, len(model.classes))
     assert set(columns["prediction"]) <= set(model.classes)
     assert set(row) == {field.name for field in model.fields()}

@@ -291,7 +291,7 @@ def test_several_targets_and_whole_numbers_as_targets(tmp_path):
     header = (tmp_path / "s.csv").read_text().splitlines()[0]
     assert header == (
         "prediction_0,prediction_1,lower_0,lower_1,upper_0,upper_1,epistemic_0,epistemic_1,aleatoric_0,aleatoric_1,"
-        "distance,ood_score,ood_p_value,ood"
+        "distance,ood_score,ood_p_value,ood,reason"
     )
     counts = fit([classifier(outputs=1)], labelled(90, 0), labelled(90, 1), task="regression")
     assert isinstance(counts.calibrated.posterior.likelihood, Gaussian)

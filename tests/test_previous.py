@@ -28,6 +28,8 @@ def test_a_calibrated_posterior(name):
     wanted = expected(name)
     assert_alike({part: getattr(prediction, part) for part in wanted}, wanted)
     assert calibrated.judges is None  # which rows judged was not stored
+    assert all(piece.p_value.isnan().all() for piece in prediction.evidence.values())  # nor were pieces of theirs
+    assert [bool(reason) for reason in prediction.reasons(alpha=1.0)] == [True] * len(prediction)
 
 
 def test_a_network():
@@ -41,4 +43,4 @@ def test_a_table(name):
     model = load(FOLDER / f"{name}.dap")
     found = model.predict(pa.table(asked_rows())).table
     assert_alike(found.to_pydict(), expected(name))
-    assert found.column_names == list(expected(name))
+    assert found.column_names == [*expected(name), "reason"]

@@ -126,12 +126,13 @@ def test_a_frame_has_the_index_of_its_rows(classifier, flowers):
     assert frame.index.equals(X.index)
     assert list(frame) == [
         "prediction", "probability_setosa", "probability_versicolor", "probability_virginica",
-        "epistemic", "aleatoric", "distance", "ood_p_value", "ood",
+        "epistemic", "aleatoric", "distance", "ood_p_value", "ood", "reason",
     ]  # fmt: skip
     probabilities = frame.filter(like="probability").to_numpy()
     np.testing.assert_allclose(probabilities, classifier.predict_proba(X))
     np.testing.assert_allclose(frame.epistemic + frame.aleatoric, 1 - (probabilities**2).sum(1))
     assert np.array_equal(frame.ood, classifier.is_ood(X))
+    assert np.array_equal(frame.ood, frame.reason != "")
     assert np.array_equal(frame.prediction, classifier.predict(X))
 
 

@@ -299,8 +299,8 @@ class Calibrated:
             )
         if ensemble.importance is not None:
             _warn_if_collapsed(ensemble)
-        further = raw_in(self.evidence.further, x)
-        score = self.evidence.score(pieces_of(self.posterior.likelihood, base, raw, further))
+        pieces = pieces_of(self.posterior.likelihood, base, raw, raw_in(self.evidence.further, x))
+        score = self.evidence.score(pieces)
         gaussian, prior = self.posterior.gaussian, self.posterior.prior
         return Prediction(
             likelihood=self.posterior.likelihood,
@@ -312,6 +312,7 @@ class Calibrated:
             ood_p_value=self.evidence.p_value(score),  # float64: a p-value is a share of whole numbers
             contracted=0 if gaussian is None or prior is None else gaussian.contracted(prior),
             is_joint=is_joint,
+            evidence=self.evidence.by_name(pieces, self.distance.spaces),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from dapcal.data import check_inputs
 from dapcal.distances import FittedSpace
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import Identity, project
+from dapcal.evidence import Piece
 from dapcal.likelihoods import ClassLikelihood
 from dapcal.predictive import Prediction
 from dapcal.types import LEVEL, NeighborIndex
@@ -83,6 +85,15 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class Clue:
+    """One piece of the evidence that the input is out of distribution."""
+
+    name: str  # "doubt", or the space that a distance is measured in
+    standardised: float  # 0 is the median of held-out inputs, 1 their 95 % quantile
+    p_value: float | None  # its own; None in files of earlier versions
+
+
+@dataclass(frozen=True)
 class Column:
     """How a column of the table differs from those of the nearest training inputs."""
 
@@ -117,6 +128,8 @@ class Explanation:
     distance: float  # d = g(φ) d0
     ood_score: float
     p_value: float
+    reason: str  # why it is flagged, empty where it is not (`Prediction.reasons`)
+    evidence: tuple[Clue, ...]  # what `ood_score` adds up
     spaces: tuple[Reach, ...]
     nearest: Neighbours  # between inputs
     columns: tuple[Column, ...]  # flat inputs: by their share, largest first
@@ -172,6 +185,8 @@ class Explainer:
             distance=float(prediction.distance[0]),
             ood_score=float(prediction.ood_score[0]),
             p_value=float(exact_p_values(prediction, self.calibrated)[0]),
+            reason=prediction.reasons()[0],
+            evidence=tuple(_clue(name, piece) for name, piece in prediction.evidence.items()),
             spaces=tuple(self._reach(space, x, nearest) for space in self.calibrated.distance.spaces),
             nearest=nearest,
             columns=self._columns(x, nearest) if self.names else (),
@@ -209,6 +224,11 @@ class Explainer:
                 )
             )
         return tuple(sorted(found, key=lambda column: -column.share))
+
+
+def _clue(name: str, piece: Piece) -> Clue:
+    p_value = float(piece.p_value[0])
+    return Clue(name, float(piece.standardised[0]), None if math.isnan(p_value) else p_value)
 
 
 def _answer(prediction: Prediction) -> Answer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from dapcal.diagnostics import Diagnostics, effective_sample_size, importance_of, pareto_k, total_weight
-from dapcal.likelihoods import Interval, Likelihood, Split, expectation
+from dapcal.evidence import Piece, in_words, leading
+from dapcal.likelihoods import ClassLikelihood, Interval, Likelihood, Split, expectation
 from dapcal.records import ALPHA, LEVEL, Conditional, Ensemble
 
 
@@ -33,6 +34,8 @@ class Prediction:
         ood_p_value: conformal p-value of that score among held-out inputs, (N,).
         contracted: parameters wider than the prior, see `Diagnostics`.
         is_joint: whether the inputs were taken as one set.
+        evidence: the pieces of that score by name, "doubt" and the spaces that distances are measured in: each
+            standardised, with a p-value of its own.
     """
 
     likelihood: Likelihood
@@ -44,6 +47,7 @@ class Prediction:
     ood_p_value: Tensor
     contracted: int = 0
     is_joint: bool = False
+    evidence: Mapping[str, Piece] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.ensemble.outputs.shape[1]
@@ -67,7 +71,7 @@ class Prediction:
         Classes: `prediction`, the most likely class; `probability`, (N, K); `epistemic` and `aleatoric`, the two parts
         of 1 − Σ p². Targets: `prediction`, `lower` and `upper` of the interval that holds the target with probability
         `level`, `epistemic` and `aleatoric` as standard deviations, (N, K) each. Both: `distance`, `ood_score`,
-        `ood_p_value`, and `ood`, whether that is at most `alpha`.
+        `ood_p_value`, `ood`, whether that is at most `alpha`, and `reason`, why it is (see `reasons`).
 
         Args:
             level: of the intervals.
@@ -80,7 +84,24 @@ class Prediction:
         }
         shown = {n: self._like_outputs(value) if value.is_floating_point() else value for n, value in named.items()}
         judged = {"ood_p_value": self.ood_p_value, "ood": self.ood_p_value <= alpha}
-        return {name: value.cpu().numpy() for name, value in {**shown, **judged}.items()}
+        columns = {name: value.cpu().numpy() for name, value in {**shown, **judged}.items()}
+        return columns | {"reason": np.array(self.reasons(alpha), object)}
+
+    def reasons(self, alpha: float = ALPHA) -> list[str]:
+        """Why inputs are flagged, "ambiguous" or "far from the training data (features)"; "" where they are not.
+
+        The piece of evidence that is most unusual by itself is named (`dapcal.evidence.leading`): an explanation, not a
+        test. The test is the p-value of the score.
+
+        Args:
+            alpha: inputs with a p-value up to this are flagged.
+        """
+        flagged = (self.ood_p_value <= alpha).tolist()
+        if not self.evidence:
+            return [""] * len(flagged)
+        is_classification = isinstance(self.likelihood, ClassLikelihood)
+        named = zip(flagged, leading(self.evidence), strict=True)
+        return [in_words(piece, is_classification) if flag else "" for flag, piece in named]
 
     def __repr__(self) -> str:
         flagged = int((self.ood_p_value <= ALPHA).sum())
@@ -205,7 +226,8 @@ class Prediction:
         """Every tensor changed; `change` is told which of its axes are the inputs."""
         ensembles = _mapped(self.ensemble, change), _mapped(self.base_ensemble, change)
         per_input: dict[str, Any] = {name: change(getattr(self, name), 0) for name in PER_INPUT}
-        return replace(self, ensemble=ensembles[0], base_ensemble=ensembles[1], **per_input)
+        evidence = {name: Piece(*(change(part, 0) for part in piece)) for name, piece in self.evidence.items()}
+        return replace(self, ensemble=ensembles[0], base_ensemble=ensembles[1], evidence=evidence, **per_input)
 
     @cached_property
     def _split(self) -> Split:
@@ -247,6 +269,10 @@ def joined(predictions: Iterable[Prediction]) -> Prediction:
         first,
         ensemble=ensemble([part.ensemble for part in parts]),
         base_ensemble=ensemble([part.base_ensemble for part in parts]),
+        evidence={
+            name: Piece(*map(torch.cat, zip(*(part.evidence[name] for part in parts), strict=True)))
+            for name in first.evidence
+        },
         **per_input,
     )
 

@@ -127,24 +127,27 @@ class _DistanceAware(BaseEstimator):
         self.calibrated_, self.gaps_ = fitted.calibrated, fitted.gaps
         return self
 
-    def _read(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
-        """Parts of the predictions at X, each (N, ...), in float64."""
+    def _read(self, X: Any, *parts: Callable[[Prediction], Tensor | list[str]]) -> list[np.ndarray]:
+        """Parts of the predictions at X, each (N, ...), numbers in float64."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         predictions = self.calibrated_.batches(self._standardised(X), CHUNK)
         chunks = [[part(prediction) for part in parts] for prediction in predictions]
-        return [torch.cat(list(values)).double().numpy() for values in zip(*chunks, strict=True)]
+        return [np.concatenate([_plain(value) for value in values]) for values in zip(*chunks, strict=True)]
 
     def _standardised(self, X: np.ndarray) -> Tensor:
         return torch.from_numpy((X - self.center_) / self.scale_)
 
-    def _frame(self, X: Any, columns: dict[str, np.ndarray]) -> DataFrame:
+    def _why(self, prediction: Prediction) -> list[str]:
+        return prediction.reasons(self.alpha)
+
+    def _frame(self, X: Any, columns: dict[str, np.ndarray], reasons: np.ndarray) -> DataFrame:
         try:
             import pandas
         except ImportError as error:
             raise ImportError("predict_frame needs pandas; install it with: pip install pandas") from error
         verdict = columns["ood_p_value"] <= self.alpha
-        return pandas.DataFrame({**columns, "ood": verdict}, index=getattr(X, "index", None))
+        return pandas.DataFrame({**columns, "ood": verdict, "reason": reasons}, index=getattr(X, "index", None))
 
 
 class DistanceAwareClassifier(ClassifierMixin, _DistanceAware):
@@ -199,12 +202,13 @@ class DistanceAwareClassifier(ClassifierMixin, _DistanceAware):
         """All that is known of the predictions, with the index of X.
 
         `epistemic` and `aleatoric` are the parts of the variance 1 − Σ p²; `distance` is 0 where an input is as near to
-        the training data as most held-out rows were.
+        the training data as most held-out rows were; `reason` says why an input is out of distribution, if it is.
         """
-        probabilities, *common = self._read(X, lambda prediction: prediction.probs, *_COMMON.values())
+        shown = self._read(X, lambda prediction: prediction.probs, *_COMMON.values(), self._why)
+        probabilities, *common, reasons = shown
         columns = {"prediction": self.classes_[probabilities.argmax(1)]}
         columns |= {f"probability_{label}": probabilities[:, k] for k, label in enumerate(self.classes_)}
-        return self._frame(X, columns | dict(zip(_COMMON, common, strict=True)))
+        return self._frame(X, columns | dict(zip(_COMMON, common, strict=True)), reasons)
 
 
 class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
@@ -264,9 +268,10 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
         """All that is known of the predictions, with the index of X.
 
         `epistemic` and `aleatoric` are standard deviations whose squares add up to std²; `distance` is 0 where an input
-        is as near to the training data as most held-out rows were.
+        is as near to the training data as most held-out rows were; `reason` says why it is out of distribution, if so.
         """
-        mean, lower, upper, std, *common = self._read(X, _mean, *_ends(interval), _std, *_COMMON.values())
+        shown = self._read(X, _mean, *_ends(interval), _std, *_COMMON.values(), self._why)
+        mean, lower, upper, std, *common, reasons = shown
         columns = {
             "prediction": self._shown(mean),
             "std": self.unit_[1] * std,
@@ -276,7 +281,7 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
         }
         for part in ("epistemic", "aleatoric"):
             columns[part] = self.unit_[1] * np.sqrt(columns[part])
-        return self._frame(X, columns)
+        return self._frame(X, columns, reasons)
 
     def _shown(self, target: np.ndarray) -> np.ndarray:
         return self.unit_[0] + self.unit_[1] * target
@@ -288,6 +293,10 @@ _COMMON: dict[str, Callable[[Prediction], Tensor]] = {
     "distance": lambda prediction: prediction.distance,
     "ood_p_value": lambda prediction: prediction.ood_p_value,
 }
+
+
+def _plain(value: Tensor | list[str]) -> np.ndarray:
+    return value.double().numpy() if isinstance(value, Tensor) else np.array(value, object)
 
 
 def _mean(prediction: Prediction) -> Tensor:

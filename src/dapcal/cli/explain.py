@@ -77,19 +77,31 @@ def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
 
 
 def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
-    verdict = "yes" if found.p_value <= ALPHA else "no"
-    reach = found.farthest
-    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} (the radius) is usual"
+    verdict = f"yes, {found.reason}" if found.reason else "yes" if found.p_value <= ALPHA else "no"
     lines = [
         f"Row {row}: `{subject.target}` {_answer(subject, found.after)}",
         f"Before distances count: {_answer(subject, found.before)}",
-        f"Out of distribution: {verdict} (p-value {found.p_value:.3g}); it lies {reach.raw:.3g} from the training rows "
-        f"in the space of {reach.space}{radius}",
+        f"Out of distribution: {verdict} (p-value {found.p_value:.3g}){_reach(found)}",
+        *_clues(found),
         _far(found, subject.show(x)[0]),
         "",
         *_neighbours(subject, found, x),
     ]
     return "\n".join(lines)
+
+
+def _reach(found: Explanation) -> str:
+    reach = found.farthest
+    if reach is None:
+        return ""
+    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} (the radius) is usual"
+    return f"; it lies {reach.raw:.3g} from the training rows in the space of {reach.space}{radius}"
+
+
+def _clues(found: Explanation) -> list[str]:
+    """The evidence piece by piece; files of earlier versions have no p-values for them."""
+    told = [f"{clue.name} {clue.p_value:.3g}" for clue in found.evidence if clue.p_value is not None]
+    return [f"p-values piece by piece: {', '.join(told)}"] if told else []
 
 
 def _answer(subject: Subject, answer: Answer) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,18 +84,22 @@ def predicted(model: Model, data: Path, reading: Reading, out: Path, alpha: floa
     for note in source.notes():
         said.note(note)
     rows = flagged = written = 0
+    reasons: Counter[str] = Counter()
     with model.writer(out) as write:
         for batch in source.batches:
             columns = model.columns(batch.x, level=level, alpha=alpha)
             written += write(batch.beside, columns)
             rows, flagged = rows + len(batch.x), flagged + int(columns["ood"].sum())
+            reasons.update(filter(None, columns["reason"]))
             said.progress("predicting", rows, None if source.total is None else max(source.total, rows))
         all_written(source.total if source.is_exact and source.total is not None else rows, written, data)
     said.progress("predicting", rows, rows)
     for note in source.notes():
         said.note(note)
     share = f"{flagged:,} of {rows:,} {source.noun} ({100 * flagged / rows:.1f} %) are flagged as out of distribution"
-    said.result({"file": str(out), source.noun: rows, "ood": flagged, "alpha": alpha}, f"{share}\nSaved to {out}")
+    why = "".join(f"\n  {count:,} {reason}" for reason, count in reasons.most_common())
+    found = {"file": str(out), source.noun: rows, "ood": flagged, "reasons": dict(reasons), "alpha": alpha}
+    said.result(found, f"{share}{why}\nSaved to {out}")
 
 
 def _check(out: Path, data: Path, model: Path, level: float) -> None:

@@ -90,7 +90,7 @@ class TableModel:
         Columns: `prediction`; `probability_<class>` for every class, or `lower` and `upper`, the interval that holds
         the target with probability `level`; `epistemic` and `aleatoric`, the two parts of the uncertainty (numbers:
         standard deviations in the target's unit; classes: parts of 1 − Σ p²); `distance` from the training rows (0
-        within the radius); `ood_p_value`; `ood`, whether that is at most `alpha`.
+        within the radius); `ood_p_value`; `ood`, whether that is at most `alpha`; `reason`, why it is, else empty.
 
         Args:
             table: rows with the columns of the training table, in any order.

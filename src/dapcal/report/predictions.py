@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dapcal.calibrate import Calibrated
 from dapcal.diagnostics import total_weight
+from dapcal.evidence import DOUBT, leading
 from dapcal.explain import exact_p_values
 from dapcal.predictive import Prediction
 from dapcal.types import DapcalWarning
@@ -37,6 +38,7 @@ class Predicted(NamedTuple):
     pre_distance: Tensor  # (N,)
     score: Tensor  # (N,)
     p_value: Tensor  # (N,)
+    is_doubt: Tensor  # (N,) whether a flag is put down to the model's doubt, and not to a distance
     ess: Tensor  # (N,)
     total_weight: Tensor  # (N,)
     sums_to: Tensor  # (N,) the same after normalisation or completion, where the adjustment has them
@@ -76,6 +78,7 @@ def _numbers(prediction: Prediction, calibrated: Calibrated) -> dict[str, Tensor
         "pre_distance": _plain(prediction.pre_distance),
         "score": _plain(prediction.ood_score),
         "p_value": exact_p_values(prediction, calibrated).cpu(),
+        "is_doubt": torch.tensor([name == DOUBT for name in leading(prediction.evidence)]),
         "ess": _plain(weights.ess),
         "total_weight": _plain(weights.total_weight),
         "sums_to": _plain(total_weight(prediction.ensemble.log_weights)),

@@ -47,6 +47,7 @@ class Judged(BaseModel):
     distance: Value = Field(title="Calibrated distance from the training data, 0 close to it")
     ood_p_value: Value = Field(title="Conformal p-value of being in distribution")
     ood: bool = Field(title="Whether the row is out of distribution")
+    reason: str = Field("", title="Why it is, such as “ambiguous” or “far from the training data”; empty where not")
 
 
 class Interval(BaseModel):

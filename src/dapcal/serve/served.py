@@ -18,8 +18,9 @@ __all__ = ["Field", "Limits", "Served", "Task"]
 class Served:
     """A model as the service sees it.
 
-    A record holds `prediction`, `epistemic`, `aleatoric`, `distance`, `ood_p_value`, `ood` (a bool), and
-    `probabilities` ({class: number}) in classification or `interval` ({"lower", "upper", "level"}) in regression.
+    A record holds `prediction`, `epistemic`, `aleatoric`, `distance`, `ood_p_value`, `ood` (a bool), `reason` (a text,
+    "" where `ood` is false; may be left out), and `probabilities` ({class: number}) in classification or `interval`
+    ({"lower", "upper", "level"}) in regression.
 
     Args:
         name: what the service says it serves.
@@ -95,7 +96,7 @@ def _record(columns: Columns, place: int, classes: tuple[str, ...], level: float
     """What the columns say of one row, in plain Python values."""
     row = {name: values[place] for name, values in columns.items()}
     names = ("epistemic", "aleatoric", "distance", "ood_p_value", "ood")
-    record = {name: row[name].reshape(()).item() for name in names}
+    record = {name: row[name].reshape(()).item() for name in names} | {"reason": row["reason"]}
     if classes:
         probabilities = dict(zip(classes, row["probability"].tolist(), strict=True))
         return {**record, "prediction": row["prediction"], "probabilities": probabilities}

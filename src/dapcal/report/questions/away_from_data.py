@@ -29,6 +29,7 @@ class Behaviour(NamedTuple):
     name: str
     examples: int
     flagged: float  # share with p <= 0.05
+    doubted: float | None  # share of those that is put down to the model's doubt, not to a distance; None without any
     far: float  # share with d0 > 0
     before: float  # mean confidence, or median width of 95 % intervals as people see them: a few are very wide
     after: float
@@ -78,13 +79,15 @@ def section(examples: Examples, found: AwayFromData) -> str:
             each.name,
             f"{each.examples:,}",
             percent(each.flagged),
+            "" if each.doubted is None else percent(each.doubted),
             percent(each.far),
             sure.show(each.before),
             sure.show(each.after),
         )
         for each in (found.held_out, *found.others)
     ]
-    heads = ("", "examples", "flagged (p ≤ 0.05)", "outside the radius", f"{sure.name}, before", "after")
+    doubt = "of these ambiguous" if examples.subject.is_classification else "of these uncertain"
+    heads = ("", "examples", "flagged (p ≤ 0.05)", doubt, "outside the radius", f"{sure.name}, before", "after")
     charts = [
         Captioned(
             drawn(data, f"distance between {data.name}", "radius"), f"Distance between {data.name}", radius(found, data)
@@ -106,12 +109,18 @@ def section(examples: Examples, found: AwayFromData) -> str:
 
 def flags(examples: Examples, found: AwayFromData) -> str:
     """What the table is of."""
+    reason = (
+        " A flag is put down to the most unusual piece of evidence: the model’s doubt (ambiguous) or a distance (far)."
+        if examples.subject.is_classification
+        else " A flag is put down to the most unusual piece of evidence: disagreement of the draws (uncertain) or a "
+        "distance (far)."
+    )
     made_up = (
         " All but the first line are made-up examples, as no further data were given." if examples.is_made_up else ""
     )
     if not found.has_flags:
         return f"Too few examples were held out for a p-value of 0.05, so that nothing can be flagged.{made_up}"
-    return f"Flags are set so that about {percent(0.05)} of data like the held-out data get one.{made_up}"
+    return f"Flags are set so that about {percent(0.05)} of data like the held-out data get one.{reason}{made_up}"
 
 
 def radius(found: AwayFromData, data: Histogram) -> str:
@@ -182,6 +191,7 @@ def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:
         name=name,
         examples=len(found.score),
         flagged=float(flagged.double().mean()),
+        doubted=float(found.is_doubt[flagged].double().mean()) if some else None,
         far=float((found.pre_distance > 0).double().mean()),
         before=sure.of(found.before, everything),
         after=sure.of(found.after, everything),

@@ -72,12 +72,19 @@ def told(examples: Examples, found: Scored) -> list[str]:
     subject, explanation = examples.subject, found.explanation
     before, after = prediction_words(subject, explanation.before), prediction_words(subject, explanation.after)
     truth = f" True: {target_words(subject, found.target)}." if found.target else ""
-    reach = explanation.farthest
-    radius = "" if reach.radius is None else f"; up to {number(reach.radius)} (the radius) is ordinary"
+    reason = f" Flagged as {explanation.reason}." if explanation.reason else ""
     return [
         f"Predicted {after}; without distance {before}.{truth}",
-        f"{_rarity(examples, found)} Distance {number(reach.raw)} between {reach.space}{radius}.",
+        f"{_rarity(examples, found)}{reason}{_reach(explanation)}",
     ]
+
+
+def _reach(explanation: Explanation) -> str:
+    reach = explanation.farthest
+    if reach is None:
+        return ""
+    radius = "" if reach.radius is None else f"; up to {number(reach.radius)} (the radius) is ordinary"
+    return f" Distance {number(reach.raw)} between {reach.space}{radius}."
 
 
 def prediction_words(subject: Subject, found: Answer) -> str:
@@ -106,7 +113,8 @@ def _highest(subject: Subject, x: Tensor, rows: Tensor, score: Tensor, y: Tensor
     for rank, place in enumerate(order.tolist(), 1):
         explanation = explained(x[place : place + 1])
         # columns are compared with what is near in the table, pictures with what decided
-        nearest = explanation.nearest if x.ndim == 2 else explanation.farthest.nearest
+        far = explanation.farthest
+        nearest = explanation.nearest if x.ndim == 2 or far is None else far.nearest
         shown = subject.show(torch.cat([x[place : place + 1], train.x[list(nearest.rows)].to(x.device)]))
         targets = [_plain(train.y[row]) for row in nearest.rows]
         near = zip(shown[1:], targets, nearest.distances, strict=True)
