@@ -87,7 +87,7 @@ def with_calibrate() -> Iterator[tuple[str, Shares]]:
             shares: Shares = {}
             for split in range(SPLITS):
                 held_out = draw(2 * judging, task, generator)
-                calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out, candidates=2, seed=split)
+                calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out, candidates=3, seed=split)
                 _count(shares, calibrated(draw(ASKED, task, generator)[0]))
             yield f"{task}, {judging} judge, refit off", shares
 

@@ -167,7 +167,8 @@ def test_a_metric_without_neighbours_falls_back_to_inputs(table):
 
 
 def _first(evidence, pieces):
-    return {"center": evidence.center[:pieces], "scale": evidence.scale[:pieces]}
+    fields = ("center", "scale", "held_out_pieces")
+    return {name: getattr(evidence, name)[:pieces] for name in fields}
 
 
 def test_classes_and_images():

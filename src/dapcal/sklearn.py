@@ -58,7 +58,7 @@ class _DistanceAware(BaseEstimator):
         draws: int = 50,
         validation: float = 0.2,
         guard: float = 0.005,
-        refit: bool = True,
+        refit: bool = False,
         fast: bool = False,
         alpha: float = ALPHA,
         device: str = "cpu",

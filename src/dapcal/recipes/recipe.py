@@ -29,7 +29,8 @@ class Recipe:
         guard: nats by which the held-out negative log-likelihood may rise; half of what `dapcal.calibrate` allows, as
             tables have few held-out rows, and what few rows seem to allow costs more on new ones.
         refit: train an ensemble once more, on all rows, for as many epochs as were best; calibration stays as it is.
-            Predictions gain from more rows, but `Fitted.held_out` no longer shows how good they are.
+            Predictions gain from more rows, but `Fitted.held_out` no longer shows how good they are, and the p-value of
+            doubt alone no longer holds in regression (benchmarks/validity.py): hence off by default.
         fast: leave out gap cross-validation, which chooses among no adjustment, Inflate and Revert (classification:
             none and Inflate) and φ by what refits say where rows are missing; then Inflate, with φ by the rows that are
             predicted worst.

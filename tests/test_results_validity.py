@@ -1,0 +1,51 @@
+"""The committed results on p-values and on the combination of evidence keep what is promised of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+def found(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def excesses(refit: str, *pieces: str) -> list[float]:
+    """(share − α)/error of every number of some pieces (all, where none is named)."""
+    results = found("validity-batched")
+    assert results["splits"] >= 500
+    return [
+        (share - level) / error
+        for case, told in results["shares"].items()
+        if case.endswith(f"refit {refit}")
+        for piece, numbers in told.items()
+        if not pieces or piece in pieces
+        for level, share, error in zip(results["levels"], numbers["share"], numbers["error"], strict=True)
+        if error > 0
+    ]
+
+
+def test_p_values_hold_without_a_refit():
+    """Of so many numbers a few lie two standard errors above α by chance; none lies three above."""
+    values = excesses("off")
+    assert len(values) == 160  # 2 tasks × 5 pieces × 16 levels that so many rows can reach
+    assert sum(value > 2 for value in values) <= 0.05 * len(values)
+    assert max(values) < 3
+
+
+def test_a_refit_leaves_the_score_and_distances_valid_and_not_doubt():
+    """Why it is off by default."""
+    assert max(excesses("on", "score", "features", "inputs", "normalised features")) <= 2
+    assert max(excesses("on", "doubt")) > 3
+
+
+def test_no_combination_beats_the_sum_in_its_worst_case_beyond_noise():
+    told = found("evidence-combination")["summary"]
+    best = max(told.values(), key=lambda row: row["worst"])
+    noise = sum(row["worst, error over seeds"] ** 2 for row in (best, told["sum"])) ** 0.5
+    assert best["worst"] - told["sum"]["worst"] <= 2 * noise
+    assert told["sum"]["mean"] == pytest.approx(max(row["mean"] for row in told.values()), abs=0.01)
