@@ -225,7 +225,8 @@ def cells_of(markup, row):
 def test_the_table_of_behaviour_has_before_and_after_in_their_columns():
     found = away_of("table")
     new = found.others[0]
-    wanted = ["120", percent(new.flagged), percent(new.far), number(new.before), number(new.after)]
+    shares = [percent(share) for share in (new.flagged, new.doubted, new.far)]
+    wanted = ["120", *shares, number(new.before), number(new.after)]
     assert cells_of(away_from_data.section(examples_of("table"), found), "offers of May") == wanted
     assert new.before < new.after
 

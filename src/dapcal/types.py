@@ -12,6 +12,7 @@ chooses, judges  the half of the held-out data that chooses φ, radius and scale
 calibration inputs   inputs x* that φ is chosen on
 evidence piece   a number that speaks for "out of distribution"; their sum, standardised, is the OOD score
 p-value, flag    share of the judging inputs with a score as high; flagged where it is at most ALPHA
+reason           the piece that a flag is put down to, in words: "ambiguous" (doubt), "far …" (a distance)
 artefact         a file that holds a calibrated posterior; model: what a command hands around (table's, network's)
 
 Letters in shape comments mean the same everywhere: S draws, N inputs, C network outputs, K classes or targets,
