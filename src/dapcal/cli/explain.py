@@ -92,8 +92,6 @@ def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
 
 def _reach(found: Explanation) -> str:
     reach = found.farthest
-    if reach is None:
-        return ""
     radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} (the radius) is usual"
     return f"; it lies {reach.raw:.3g} from the training rows in the space of {reach.space}{radius}"
 

@@ -81,8 +81,6 @@ def told(examples: Examples, found: Scored) -> list[str]:
 
 def _reach(explanation: Explanation) -> str:
     reach = explanation.farthest
-    if reach is None:
-        return ""
     radius = "" if reach.radius is None else f"; up to {number(reach.radius)} (the radius) is ordinary"
     return f" Distance {number(reach.raw)} between {reach.space}{radius}."
 
@@ -113,8 +111,7 @@ def _highest(subject: Subject, x: Tensor, rows: Tensor, score: Tensor, y: Tensor
     for rank, place in enumerate(order.tolist(), 1):
         explanation = explained(x[place : place + 1])
         # columns are compared with what is near in the table, pictures with what decided
-        far = explanation.farthest
-        nearest = explanation.nearest if x.ndim == 2 or far is None else far.nearest
+        nearest = explanation.nearest if x.ndim == 2 else explanation.farthest.nearest
         shown = subject.show(torch.cat([x[place : place + 1], train.x[list(nearest.rows)].to(x.device)]))
         targets = [_plain(train.y[row]) for row in nearest.rows]
         near = zip(shown[1:], targets, nearest.distances, strict=True)
