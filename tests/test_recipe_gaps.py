@@ -140,18 +140,19 @@ def test_scaling_reaches_the_refits(monkeypatch):
     noises = []
     found = gaps._found
 
-    def spy(part, posterior, spaces, scaled):
-        noises.append((scaled, posterior.likelihood))
-        return found(part, posterior, spaces, scaled)
+    def spy(part, posterior, spaces, scaled, share):
+        noises.append((scaled, share))
+        return found(part, posterior, spaces, scaled, share)
 
     scaled_with = []
     in_domain = gaps.in_domain
     monkeypatch.setattr(gaps, "_found", spy)
     monkeypatch.setattr(gaps, "in_domain", lambda p, data: scaled_with.append(len(data.x)) or in_domain(p, data))
-    monkeypatch.setattr(fitting, "temperature_helps", lambda *_: True)
+    helps = fitting.choose_reference
+    monkeypatch.setattr(fitting, "choose_reference", lambda *given, **_: helps(*given, scaling=True))
     fit(*numbers(120), Gaussian(), 1, QUICK)
     assert scaled_with == [20] * 12
-    assert all(scaled for scaled, _ in noises)
+    assert noises == [(True, 1.0)] * 12
 
 
 @pytest.mark.parametrize(("rows", "fast"), [(240, True), (FEWEST_ROWS, False)])

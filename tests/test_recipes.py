@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from dapcal import artifact
-from dapcal.calibration.in_domain import in_domain
 from dapcal.data import Labelled, split
-from dapcal.ensembles import seen
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.recipes import POSTERIORS, Recipe, divide, fit, network
-from dapcal.recipes.temperature import temperature_helps
 
 QUICK = Recipe(hidden=(16,), epochs=12, members=2, draws=5, learning_rate=0.02, batch_size=32)
 
@@ -160,23 +157,6 @@ def test_progress_counts_all_epochs(name, runs):
     assert epochs[-1] > (runs - 1) * 12
     assert {total for _, total in training} == {runs * 12}
     assert told[-2:] == [("calibrating", 0, 1), ("calibrating", 1, 1)]
-
-
-def test_a_temperature_is_used_where_it_helps():
-    x, y = classes(400)
-    y = torch.where(torch.arange(400) % 3 == 0, y.flip(0), y)  # many labels are wrong
-    fitted = fit(x, y, Categorical(), 3, QUICK)
-    overconfident = replace(fitted.calibrated.posterior, likelihood=Categorical(0.05))
-    assert temperature_helps(overconfident, fitted.held_out)
-    best = in_domain(overconfident, fitted.held_out)
-    assert not temperature_helps(best, fitted.held_out)
-
-
-def test_rows_without_errors_do_not_sharpen_probabilities():
-    x, y = classes(400)
-    unsure = replace(fit(x, y, Categorical(), 3, QUICK).calibrated.posterior, likelihood=Categorical(3.0))
-    right = unsure.likelihood.mean(seen(unsure, x, drawn=True)).argmax(-1)
-    assert not temperature_helps(unsure, Labelled(x, right))
 
 
 TABLES = {

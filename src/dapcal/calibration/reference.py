@@ -24,7 +24,8 @@ from dapcal.likelihoods import Likelihood
 from dapcal.networks import checked_outputs
 from dapcal.types import Ensemble, Posterior
 
-SHARES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03, 0.01, 1e-3, 1e-4)
+SHARES = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.06, 0.03, 0.01)
+OF_MOMENTS = (*SHARES, 1e-3, 1e-4)  # draws so narrow would differ by rounding alone
 _BATCH = 512  # inputs at a time
 
 
@@ -63,7 +64,11 @@ class Reference(NamedTuple):
 
 
 def choose_reference(
-    posterior: Posterior, chooses: Labelled, drawn: bool, scaling: bool | None, guard: float | None
+    posterior: Posterior,
+    chooses: Labelled,
+    drawn: bool = False,
+    scaling: bool | None = None,
+    guard: float | None = 0.01,
 ) -> Reference:
     """The better of network and posterior, each scaled in the domain, on the half that chooses φ.
 
@@ -103,9 +108,11 @@ def choose_reference(
     if rise(by_network, log_prob) > guard:
         around = with_likelihood(posterior, likelihood)
         assert isinstance(around, AroundNetwork)
-        tried = {share: _log_prob(around.narrowed(share), chooses, drawn) for share in SHARES}
+        by_draws = drawn or posterior.moments(chooses.x[:1]) is None
+        shares = SHARES if by_draws else OF_MOMENTS
+        tried = {share: _log_prob(around.narrowed(share), chooses, drawn) for share in shares}
         # half of the tolerance, so that some of it is left for the distance
-        allowed = [s for s in SHARES if rise(by_network, tried[s]) <= guard / 2]
+        allowed = [s for s in shares if rise(by_network, tried[s]) <= guard / 2]
         if not allowed:  # of a network without any noise to speak of
             return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
         share = max(allowed, key=lambda s: float(tried[s].mean()))

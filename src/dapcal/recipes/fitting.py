@@ -19,6 +19,7 @@ from dapcal.adjust import Unchanged
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.calibration.gap_choice import NONE, GapChoice, paired, steps, words
 from dapcal.calibration.inputs import Around
+from dapcal.calibration.reference import choose_reference
 from dapcal.data import Data, Labelled, gather, split
 from dapcal.distances import Space
 from dapcal.distances.choosing import Measured, informative
@@ -31,7 +32,6 @@ from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
 from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
 from dapcal.recipes.recipe import Recipe, network
 from dapcal.recipes.refit import refitted
-from dapcal.recipes.temperature import temperature_helps
 from dapcal.types import DapcalWarning, Posterior
 
 GAPS = "leaving out regions"  # the stage of gap cross-validation
@@ -92,9 +92,8 @@ def fit(
         "held_out": (held_out.x, held_out.y),
         "seed": recipe.seed,
         "guard": recipe.guard,
-        "temperature": temperature_helps(posterior, chooses),
     }
-    gaps = None if recipe.fast else _gaps(task, posterior, chooses, given["temperature"], told)
+    gaps = None if recipe.fast else _gaps(task, posterior, chooses, told)
     told("calibrating", 0, 1)
     if gaps is None:
         choice = None
@@ -116,21 +115,23 @@ class _Given(TypedDict):
     held_out: Data
     seed: int
     guard: float
-    temperature: bool
 
 
-def _gaps(
-    task: Task, posterior: Posterior, chooses: Labelled, scaled: bool, told: Stages
-) -> tuple[Measured, Gaps] | None:
+def _gaps(task: Task, posterior: Posterior, chooses: Labelled, told: Stages) -> tuple[Measured, Gaps] | None:
     """Spaces that count, and refits read in regions; None where the table has no typical distance or too few rows."""
+    reference = choose_reference(posterior, chooses, guard=task.recipe.guard)  # `calibrate` finds the same
+    train = gather(task.train, "train")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DapcalWarning)  # calibration says it again
-            measured = informative(posterior, gather(task.train, "train").x, chooses)
+            measured = informative(reference.posterior, train.x, chooses, targets=train.y)
     except NothingToCalibrate:
         return None
+    if not measured.distance(chooses.x).any():  # nothing that a φ could be checked on
+        return None
     with one_thread():
-        gaps = read_gaps(task, measured.spaces, scaled, lambda done, total: told(GAPS, done, total))
+        scaled = reference.posterior.likelihood != posterior.likelihood
+        gaps = read_gaps(task, measured.spaces, scaled, reference.share, lambda done, total: told(GAPS, done, total))
     return None if gaps is None else (measured, gaps)
 
 

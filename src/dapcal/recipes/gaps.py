@@ -21,6 +21,7 @@ from dapcal.calibration.gap_choice import Read
 from dapcal.calibration.in_domain import in_domain
 from dapcal.calibration.inputs import HeldOut, OODInputs
 from dapcal.calibration.losses import Loss, Problem
+from dapcal.calibration.reference import AroundNetwork
 from dapcal.calibration.regions import Region, thirds
 from dapcal.data import Labelled, gather
 from dapcal.distances import Space, fit_distance
@@ -114,13 +115,16 @@ class _Part(NamedTuple):
     kept: Labelled
 
 
-def read_gaps(task: Task, spaces: tuple[Space, ...], scaled: bool, progress: Callable[[int, int], None]) -> Gaps | None:
+def read_gaps(
+    task: Task, spaces: tuple[Space, ...], scaled: bool, share: float, progress: Callable[[int, int], None]
+) -> Gaps | None:
     """Refit with regions left out, and read the log predictive there; None where the table has too few rows for it.
 
     Args:
         task: what the posterior was fitted to.
         spaces: that distances are measured in, fitted anew in every region.
         scaled: scale every refit in-domain, as the posterior itself is.
+        share: of its spread that the posterior keeps, and so every refit.
         progress: told how many epochs of how many are done.
     """
     train = gather(task.train, "train")
@@ -131,7 +135,7 @@ def read_gaps(task: Task, spaces: tuple[Space, ...], scaled: bool, progress: Cal
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DapcalWarning)  # of twelve radii; the table's own has its note
         refits = _refits(task, parts, progress)
-        found = [_found(*pair, spaces, scaled) for pair in zip(parts, refits, strict=True)]
+        found = [_found(*pair, spaces, scaled, share) for pair in zip(parts, refits, strict=True)]
     kept = [(part, one) for part, one in zip(parts, found, strict=True) if one is not None]
     away = torch.cat([one.away for _, one in kept]) if kept else torch.empty(0)
     if len(kept) < FEWEST_REGIONS or not len(away):
@@ -200,13 +204,15 @@ class _Found(NamedTuple):
     away: Tensor  # pre-distances beyond 0, in prior scales
 
 
-def _found(part: _Part, posterior: Posterior, spaces: tuple[Space, ...], scaled: bool) -> _Found | None:
+def _found(part: _Part, posterior: Posterior, spaces: tuple[Space, ...], scaled: bool, share: float) -> _Found | None:
     if len(part.kept.y.unique(dim=0)) < 2:  # all that vary were left out
         return None
     if scaled:
         posterior = in_domain(posterior, part.ordinary)
+    if share < 1 and isinstance(posterior, AroundNetwork):
+        posterior = posterior.narrowed(share)
     try:
-        d0 = fit_distance(spaces, part.kept.x, part.ordinary.x, posterior)(part.missing.x)
+        d0 = fit_distance(spaces, part.kept.x, part.ordinary.x, posterior, part.kept.y)(part.missing.x)
     except NothingToCalibrate:  # all ordinary rows have a twin among those that are kept
         return None
     likelihood, y = posterior.likelihood, part.missing.y
