@@ -257,9 +257,7 @@ def test_a_regression_learns_its_noise_from_training_residuals_and_refines_it():
     train, held_out = (x, y.float()), (held_out[0], held_out[1].float())
     with torch.no_grad():
         noise = float((model(x)[:, 0] - y).square().mean().sqrt())
-    scale = laplace.HeldOut(chooses(held_out))
-    posterior = laplace.last_layer(model, dapcal.likelihoods.Gaussian(noise), train, prior_scale=scale)
-    calibrated = dapcal.calibrate(posterior, train=train, held_out=held_out, temperature=True)
+    calibrated = dapcal.calibrate(model, dapcal.likelihoods.Gaussian(noise), train=train, held_out=held_out)
     x, y = tensors("numbers-new.npz")
     prediction = calibrated(x)
     columns = table("s.csv")

@@ -56,9 +56,8 @@ class Finished(NamedTuple):
 def coarsely() -> Iterator[None]:
     """Few values of φ: a row of every kind in little time."""
 
-    def few(*arguments, limited: bool) -> tuple[float, Curve]:
-        *others, _candidates = arguments
-        return search(*others, candidates=5, rounds=0, limited=limited)
+    def few(*arguments, **options) -> tuple[float, Curve]:
+        return search(*arguments, **options | {"candidates": 5, "rounds": 0})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function

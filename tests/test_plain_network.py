@@ -135,7 +135,7 @@ def test_held_out_data_choose_the_prior_scale_of_a_laplace_approximation():
 
 GAUSSIANS = {
     "diagonal": lambda: DiagonalGaussian(torch.zeros(4), torch.tensor([1.0, 2.0, 0.5, 0.1])),
-    "full": lambda: FullGaussian(torch.zeros(4), torch.eye(4) + 0.3),
+    "full": lambda: FullGaussian(torch.zeros(4), torch.diag(torch.arange(1.0, 5.0)) + 0.3),
     "low rank": lambda: LowRankGaussian(torch.zeros(4), torch.ones(4), torch.arange(8.0).reshape(4, 2)),
 }
 

@@ -117,19 +117,15 @@ class Prediction:
     @cached_property
     def mean(self) -> Tensor:
         """Predictive mean: class probabilities (N, K) or expected targets (N, K)."""
-        return self._like_outputs(self.likelihood.mean(self.ensemble))
+        mean = self.likelihood.mean(self.ensemble)
+        rounded = self._like_outputs(mean)
+        return _with_top(mean, rounded) if isinstance(self.likelihood, ClassLikelihood) else rounded
 
     @cached_property
     def probs(self) -> Tensor:
         """Class probabilities, (N, K)."""
         exact = self.likelihood.probabilities(self.ensemble)
-        rounded = self._like_outputs(exact)
-        # near 1/K, classes that differ may round to one number; the most likely one stays ahead by a last digit
-        top = exact.argmax(-1, keepdim=True)
-        highest = rounded.max(-1, keepdim=True).values
-        tied = (rounded == highest).sum(-1, keepdim=True) > 1
-        ahead = torch.nextafter(highest, torch.full_like(highest, torch.inf))
-        return torch.where(tied, rounded.scatter(-1, top, ahead), rounded)
+        return _with_top(exact, self._like_outputs(exact))
 
     @cached_property
     def variance(self) -> Tensor:
@@ -275,6 +271,18 @@ def joined(predictions: Iterable[Prediction]) -> Prediction:
         },
         **per_input,
     )
+
+
+def _with_top(exact: Tensor, rounded: Tensor) -> Tensor:
+    """Rounded probabilities (N, K) whose most likely class is that of the exact ones.
+
+    Near 1/K classes that differ may round to one number: the most likely one stays ahead by a last digit.
+    """
+    top = exact.argmax(-1, keepdim=True)
+    highest = rounded.max(-1, keepdim=True).values
+    tied = (rounded == highest).sum(-1, keepdim=True) > 1
+    ahead = torch.nextafter(highest, torch.full_like(highest, torch.inf))
+    return torch.where(tied, rounded.scatter(-1, top, ahead), rounded)
 
 
 def _mapped(ensemble: Ensemble, change: Callable[[Tensor, int], Tensor]) -> Ensemble:

@@ -89,7 +89,7 @@ def informative(
     errors = _errors(posterior.likelihood, Evaluated(held_out.x, held_out.y, base))
     tried, notes = _tried(posterior, train, held_out.x, radius, targets)
     moving = [one for one in tried if one.raw.any() or (radius is None and one.is_distance)]
-    if not moving:
+    if not any(one.is_distance for one in moving):
         raise NothingToCalibrate(
             "All held-out inputs have distance 0 to the training inputs in every space; hold out inputs that are not "
             "in the training set"

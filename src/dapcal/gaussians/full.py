@@ -26,11 +26,11 @@ class FullGaussian:
 
     mean: Tensor  # (P,)
     covariance: Tensor  # (P, P)
-    eigenpairs: InitVar[tuple[Tensor, Tensor] | None] = None  # of the covariance, where they are known already
+    checked: InitVar[bool] = False  # whether the covariance is known to be positive semi-definite
     _eigenpairs: dict[bytes, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     _forms: dict[tuple[bytes, bytes], Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def __post_init__(self, eigenpairs: tuple[Tensor, Tensor] | None) -> None:
+    def __post_init__(self, checked: bool) -> None:
         check_mean(self.mean)
         p = len(self.mean)
         if self.covariance.shape != (p, p):
@@ -39,9 +39,7 @@ class FullGaussian:
             self.covariance, self.covariance.T, atol=1e-5 * float(self.covariance.abs().max())
         ):
             raise ValueError("Expected a finite, symmetric `covariance`; symmetrise it with (C + C.T) / 2")
-        if eigenpairs is not None:
-            self._eigenpairs[_key(torch.arange(p))] = eigenpairs
-        if self._eigen(torch.arange(p))[0].min() < -1e-6 * self.covariance.diagonal().max():
+        if not checked and self._eigen(torch.arange(p))[0].min() < -1e-6 * self.covariance.diagonal().max():
             raise ValueError("Expected a positive semi-definite `covariance`; add a small multiple of I to it")
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -53,8 +51,7 @@ class FullGaussian:
 
     def narrowed(self, share: float) -> FullGaussian:
         """N(μ, share² Σ)."""
-        values, vectors = self._eigen(torch.arange(len(self.mean)))
-        return FullGaussian(self.mean, share**2 * self.covariance, (share**2 * values, vectors))
+        return FullGaussian(self.mean, share**2 * self.covariance, checked=True)
 
     def contracted(self, prior: Prior) -> int:
         """Number of eigenvalues of Σ_AA above σ0² by more than rounding (one group); several are never contracted."""

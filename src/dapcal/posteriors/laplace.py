@@ -178,11 +178,12 @@ class _Candidates:
         fit = self.curvature.log_determinant(precision) - precision.log().sum() + (precision * mean**2).sum()
         return float(-0.5 * fit)
 
-    def posterior(self, sigma0: float | Mapping[str, float]) -> NetworkPosterior:
+    def posterior(self, sigma0: float | Mapping[str, float], drawn: bool = True) -> NetworkPosterior:
         center = self.template.center
         prior = make_prior(self.template.layout.sizes, sigma0, self.aware, center.device)
         gaussian: Gaussian = self.curvature.gaussian(center, 1 / prior.sigma0[prior.group] ** 2)
-        draws = gaussian.sample(self.draws, torch.Generator().manual_seed(self.seed))
+        closed = self.template.linear is not None and not drawn
+        draws = center[None] if closed else gaussian.sample(self.draws, torch.Generator().manual_seed(self.seed))
         return replace(self.template, draws=draws, gaussian=gaussian, prior=prior)
 
 

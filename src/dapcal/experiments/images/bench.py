@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.calibration.inputs import Given, Misclassified
+from dapcal.calibration.reference import choose_reference
 from dapcal.data import Labelled, split
 from dapcal.detectors import spectral
 from dapcal.distances import Distance, FittedSpace, Space
@@ -197,7 +198,8 @@ class Bench:
 
     def measured(self, posterior: Posterior) -> Measured:
         """The default distance of a posterior, as `calibrate` finds it."""
-        return self.remembered(informative(posterior, self.train[0], self._first_half, targets=self.train[1]))
+        reference = choose_reference(posterior, self._first_half)  # `calibrate` finds the same, and measures with it
+        return self.remembered(informative(reference.posterior, self.train[0], self._first_half, targets=self.train[1]))
 
     def remembered(self, measured: Measured) -> Measured:
         """The same, but no distance of a test image is computed twice."""

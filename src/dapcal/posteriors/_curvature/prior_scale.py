@@ -21,8 +21,8 @@ class Candidates(Protocol):
         """Log marginal likelihood, up to a constant."""
         ...
 
-    def posterior(self, sigma0: float) -> NetworkPosterior:
-        """The posterior."""
+    def posterior(self, sigma0: float, drawn: bool = True) -> NetworkPosterior:
+        """The posterior; without its draws (unless `drawn`) where closed-form moments do."""
         ...
 
 
@@ -88,7 +88,7 @@ class HeldOut:
         held_out = gather(self.data, "data")
 
         def nll(sigma0: float) -> float:
-            posterior = candidates.posterior(sigma0)
+            posterior = candidates.posterior(sigma0, drawn=False)
             base = seen(posterior, held_out.x)
             targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
             return float(-posterior.likelihood.log_prob(base, targets).mean())

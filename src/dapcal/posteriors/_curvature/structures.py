@@ -81,8 +81,7 @@ class Full:
             values = values.clamp_min(float(precision.min()))
         covariance = (vectors / values) @ vectors.T
         # in float64: rounded to float32, the widest directions would swamp the narrow ones
-        covariance = (covariance + covariance.T) / 2
-        return FullGaussian(mean, covariance, (1 / values.flip(0), vectors.flip(1)))  # ascending, as eigh has them
+        return FullGaussian(mean, (covariance + covariance.T) / 2, checked=True)
 
     def log_determinant(self, precision: Tensor) -> Tensor:
         """By eigenvalues where one precision serves all, so that trying another costs nothing."""
