@@ -168,9 +168,9 @@ def test_a_posterior_that_is_worse_than_its_network_is_narrowed():
     summary = calibrated.summary()
     assert summary.posterior.nll > summary.network.nll + 0.01, "the case is one"
     assert summary.calibrated.nll <= summary.reference.nll + 0.03
-    assert any("be worse than its network" in note for note in calibrated.notes)
+    assert any("is worse than its network" in note for note in calibrated.notes)
     as_paper = dapcal.calibrate(posterior, train=train, held_out=held_out, guard=None)
-    assert not any("be worse than its network" in note for note in as_paper.notes)
+    assert not any("is worse than its network" in note for note in as_paper.notes)
 
 
 def test_an_ensemble_has_no_network_that_it_lies_around():

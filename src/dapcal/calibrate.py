@@ -81,8 +81,8 @@ def calibrate(
         adjust: how the posterior is adjusted; by default `Inflate()`. `Reweight()` is the paper.
         loss: what φ minimises; by default `Target()`, the paper's.
         guard: nats by which the held-out negative log-likelihood may rise above the best of what was there before
-            (the network itself, or its posterior), its standard error included (so few held-out inputs make φ
-            cautious); None is the paper.
+            (the network itself, or its posterior), the standard error of what φ does to it included (so few held-out
+            inputs make φ cautious); None is the paper.
         temperature: calibrate in-domain first: temperature (classification) or noise level (regression). By default
             where it helps held-out rows that it was not fitted to; without a guard, as in the paper, not.
         scale: g(φ); by default `Exp()`.
@@ -130,9 +130,11 @@ def calibrate(
     )
     loss_at = loss(problem) if measured.spaces else lambda _: d0
 
+    base_log_prob = likelihood.log_prob(base, first.y)
+
     def evaluate(factor: float) -> Point:
         log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
-        error = (reference.log_prob - log_prob).std() / math.sqrt(len(log_prob))
+        error = (base_log_prob - log_prob).std() / math.sqrt(len(log_prob))
         return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()), error=float(error))
 
     if measured.spaces and adjust.heeds_distance:

@@ -281,7 +281,7 @@ def _with_top(exact: Tensor, rounded: Tensor) -> Tensor:
     top = exact.argmax(-1, keepdim=True)
     highest = rounded.max(-1, keepdim=True).values
     tied = (rounded == highest).sum(-1, keepdim=True) > 1
-    ahead = torch.nextafter(highest, torch.full_like(highest, torch.inf))
+    ahead = highest * (1 + torch.finfo(rounded.dtype).eps)
     return torch.where(tied, rounded.scatter(-1, top, ahead), rounded)
 
 

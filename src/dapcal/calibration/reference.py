@@ -4,8 +4,8 @@
                                  ├─ the lower one is the reference, from which the guard's tolerance counts
     posterior ─temperature─► NLL ┘
 
-A posterior that is worse than its network by more than the guard allows is narrowed towards the network, until it is
-not: far from the data φ makes up for the spread that it loses.
+A posterior that is worse than its network by more than half of the guard, and by more than a standard error, is
+narrowed towards the network, until it is not: far from the data φ makes up for the spread that it loses.
 """
 
 from __future__ import annotations
@@ -105,22 +105,24 @@ def choose_reference(
     if not by_network.mean() > log_prob.mean():
         return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
     share = 1.0
-    if rise(by_network, log_prob) > guard:
+    if worse(by_network, log_prob, guard / 2):
         around = with_likelihood(posterior, likelihood)
         assert isinstance(around, AroundNetwork)
         by_draws = drawn or posterior.moments(chooses.x[:1]) is None
         shares = SHARES if by_draws else OF_MOMENTS
         tried = {share: _log_prob(around.narrowed(share), chooses, drawn) for share in shares}
         # half of the tolerance, so that some of it is left for the distance
-        allowed = [s for s in shares if rise(by_network, tried[s]) <= guard / 2]
+        allowed = [s for s in shares if (by_network - tried[s]).mean() <= guard / 2]
         if not allowed:  # of a network without any noise to speak of
             return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
         share = max(allowed, key=lambda s: float(tried[s].mean()))
         posterior = around.narrowed(share)
         notes.append(
-            f"the posterior may be worse than its network, by {float((by_network - log_prob).mean()):.3g} nats and "
-            f"more on the held-out rows that choose: its spread was multiplied by {share:g}"
+            f"the posterior is worse than its network by {float((by_network - log_prob).mean()):.3g} nats on the "
+            f"held-out rows that choose: its spread was multiplied by {share:g}"
         )
+    elif (by_network - log_prob).mean() > guard / 2:  # by chance, as far as these rows can tell
+        return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
     return Reference("network", posterior, likelihood, by_network, share, tuple(notes))
 
 
@@ -136,10 +138,10 @@ def outputs_alone(network: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([checked_outputs(network(part.to(device)), len(part)) for part in x.split(_BATCH)])
 
 
-def rise(before: Tensor, after: Tensor) -> float:
-    """By how much the negative log-likelihood rises, one standard error of the paired difference included."""
-    difference = before - after
-    return float(difference.mean() + difference.std() / math.sqrt(len(difference)))
+def worse(before: Tensor, after: Tensor, tolerance: float) -> bool:
+    """Whether the log-likelihood falls by more than a tolerance, and by more than its paired standard error."""
+    fall = before - after
+    return bool(fall.mean() > max(tolerance, float(fall.std() / math.sqrt(len(fall)))))
 
 
 def _log_prob(posterior: Posterior, data: Labelled, drawn: bool) -> Tensor:
