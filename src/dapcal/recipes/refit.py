@@ -42,6 +42,7 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
         evidence=replace(
             calibrated.evidence, further=tuple(_measured_from(space, x) for space in calibrated.evidence.further)
         ),
+        measured=None if calibrated.measured is None else replace(calibrated.measured, refitted=True),
         notes=(*calibrated.notes, f"networks trained again on all rows, {epochs} epochs each"),
     )
 
