@@ -2,8 +2,8 @@
 
 Every split of the five data sets: the middle third of one column is the test set, the rest is fitted by the default
 recipe (an ensemble; rows standardised). Log-likelihood of the test rows without adjustment, with the recipe's `fast`
-way (Inflate, φ by the rows predicted worst), by default (gap cross-validation chooses none, Inflate or Revert), and of no
-network at all (mean and variance of the training targets). The test rows choose nothing.
+way (Inflate, φ by the rows predicted worst), by default (gap cross-validation chooses none, Inflate or Revert), and
+of no network at all (mean and variance of the training targets). The test rows choose nothing.
 
 Run: DAPCAL_DATA=<folder> python benchmarks/gap_recipe.py [folder] [--sets naval,energy] [--jobs 2]
 """
