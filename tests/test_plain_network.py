@@ -218,6 +218,13 @@ def test_few_errors_never_sharpen():
     assert found.temperature >= 1
 
 
+def test_few_rows_may_only_raise_a_noise_level():
+    y = 0.2 * torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
+    read = lambda likelihood: base_ensemble(likelihood, torch.zeros(1, 60, 1))  # noqa: E731
+    assert scaled_where_it_helps(read, Gaussian(1.0), y) == Gaussian(1.0)
+    assert scaled_where_it_helps(read, Gaussian(0.05), y).noise == pytest.approx(0.2, rel=0.25)
+
+
 def test_a_noise_level_is_scaled_both_ways():
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(500, 1, generator=generator)

@@ -16,6 +16,7 @@ from dapcal.likelihoods import Likelihood
 from dapcal.types import Ensemble, Posterior
 
 SMALLEST = 20  # rows under which two halves of them say nothing of a scale
+SHARPEN = 100  # rows, or FEWEST wrong classes, under which noise or temperature may not shrink
 _WIDEST = 4.0  # log factor
 
 Read = Callable[[Likelihood], Ensemble]
@@ -44,13 +45,14 @@ def scaled_where_it_helps(read: Read, likelihood: Likelihood, y: Tensor) -> Like
 
     Two halves of the rows: each is scored with the factor of the other. The factor (then of all rows) is taken if the
     mean gain exceeds its paired standard error. Rows that are hardly ever misclassified do not say how sure to be, and
-    the sharpest probabilities would seem best: with fewer than ten wrong ones a temperature may only soften.
+    the sharpest probabilities would seem best: with fewer than ten wrong ones a temperature may only soften. Likewise
+    few rows hold none of the rare large errors that a noise level must cover: fewer than a hundred may only raise it.
     """
     before = likelihood.log_prob(read(likelihood), y)
     if len(y) < SMALLEST or not _can_be_scaled(likelihood):
         return likelihood
     error = likelihood.error(read(likelihood), y)
-    few = error.dtype == torch.bool and int(error.sum()) < FEWEST
+    few = int(error.sum()) < FEWEST if error.dtype == torch.bool else len(y) < SHARPEN
     lowest = 0.0 if few else -_WIDEST
     log_prob = _per_row(read, likelihood, y)
     after = torch.empty_like(before)
