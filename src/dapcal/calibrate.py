@@ -32,7 +32,7 @@ from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, 
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
 from dapcal.distances.features import one_pass
-from dapcal.ensembles import Evaluated, base_ensemble, outputs_with_spread, read_by, seen
+from dapcal.ensembles import Evaluated, base_ensemble, outputs_with_spread, read_by
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import Likelihood
 from dapcal.moving import moved
@@ -354,7 +354,8 @@ def _measured(
     given: Posterior, reference: Reference, judges: Labelled, drawn: bool, calibrated: Judged, scores: Tensor
 ) -> Summary:
     """Quality before and after at the rows that judge."""
-    before = Judged(given.likelihood, seen(given, judges.x, drawn))
+    see = read_by(given, judges.x, drawn)
+    before = Judged(given.likelihood, see(given.likelihood))
     scaled, network = calibrated, None
     if reference.network is not None and (module := alone(given)) is not None:
         outputs = outputs_alone(module, judges.x)[None]
@@ -362,7 +363,7 @@ def _measured(
         scaled = Judged(reference.network, base_ensemble(reference.network, outputs))
     if reference.name == "posterior":
         own = reference.posterior.likelihood
-        scaled = Judged(own, read_by(given, judges.x, drawn)(own))
+        scaled = Judged(own, see(own))
     return summarise(judges.y, network, before, scaled, reference.name, calibrated, scores)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from dapcal.calibration.in_domain import in_domain, scaled, scaled_where_it_helps, with_likelihood
+from dapcal.calibration.in_domain import scaled, scaled_where_it_helps, with_likelihood
 from dapcal.data import Labelled
 from dapcal.ensembles import base_ensemble, read_by
 from dapcal.likelihoods import Likelihood
@@ -82,14 +82,14 @@ def choose_reference(
     """
     notes = []
     given = posterior.likelihood
+    see = read_by(posterior, chooses.x, drawn)  # one pass
     if scaling:
-        posterior = in_domain(posterior, chooses, drawn)
+        posterior = with_likelihood(posterior, scaled(see, given, chooses.y))
     elif scaling is None and guard is not None and is_dataclass(posterior):
-        found = scaled_where_it_helps(read_by(posterior, chooses.x, drawn), given, chooses.y)
-        posterior = with_likelihood(posterior, found)
+        posterior = with_likelihood(posterior, scaled_where_it_helps(see, given, chooses.y))
     if posterior.likelihood != given:
         notes.append(f"calibrated in the domain: {posterior.likelihood} in place of {given}")
-    log_prob = _log_prob(posterior, chooses, drawn)
+    log_prob = posterior.likelihood.log_prob(see(posterior.likelihood), chooses.y)
     network = alone(posterior)
     if network is None or guard is None:
         return Reference("posterior", posterior, None, log_prob, 1.0, tuple(notes))
