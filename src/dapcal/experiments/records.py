@@ -72,12 +72,18 @@ class Experiment(NamedTuple):
     settings: dict[str, Any] | None = None  # what unfinished work must agree with to be gone on from
 
 
+DEFAULTS = "2"
+"""Of `dapcal.calibrate`, counted: files without it were made before harm was measured against the network itself and
+before scaling in the domain, with the features of an ensemble's first member alone."""
+
+
 def environment(device: str = "cpu") -> dict[str, str]:
     """Versions and the device that a result depends on."""
     from dapcal import __version__
 
     return {
         "dapcal": __version__,
+        "defaults": DEFAULTS,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

@@ -16,6 +16,7 @@ from dapcal.experiments.page.files import GapResults, ImageResults, Source, read
 from dapcal.experiments.page.gap import section as gap_section
 from dapcal.experiments.page.images import section as image_section
 from dapcal.experiments.published import IMAGES
+from dapcal.experiments.records import DEFAULTS
 from dapcal.files import complete_or_absent, write_text
 
 
@@ -64,10 +65,23 @@ def _top(gap: GapResults | None, images: Sequence[ImageResults]) -> list[str]:
         "[every posterior, before and after](posteriors.md).",
         "## What was run",
         table(["experiment", "file", "seeds", "made on"], [_source(name, source) for name, source in sources], words=4),
+        *_earlier(sources),
         f"To run it again (for the data see [data.md](data.md); images want a GPU, `--device cuda`):\n\n"
         f"```\nexport DAPCAL_DATA=...\n{commands}\n```",
         "## How to read it",
         _CONVENTIONS,
+    ]
+
+
+def _earlier(sources: Sequence[tuple[str, Source]]) -> list[str]:
+    """Which files are to be made again."""
+    names = [f"`{source.name}`" for _, source in sources if source.environment.get("defaults") != DEFAULTS]
+    if not names:
+        return []
+    return [
+        f"**Made with earlier defaults of `dapcal.calibrate`:** {', '.join(names)}. There harm is measured against the "
+        "posterior alone, nothing is scaled in the domain, and an ensemble's distances see the features of its first "
+        "member. They stand until they are run again."
     ]
 
 
