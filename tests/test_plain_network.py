@@ -218,11 +218,13 @@ def test_few_errors_never_sharpen():
     assert found.temperature >= 1
 
 
-def test_few_rows_may_only_raise_a_noise_level():
+def test_few_rows_lower_a_noise_level_only_if_that_gains_clearly():
     y = 0.2 * torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
     read = lambda likelihood: base_ensemble(likelihood, torch.zeros(1, 60, 1))  # noqa: E731
-    assert scaled_where_it_helps(read, Gaussian(1.0), y) == Gaussian(1.0)
+    assert scaled_where_it_helps(read, Gaussian(2.0), y).noise == pytest.approx(0.2, rel=0.25)
     assert scaled_where_it_helps(read, Gaussian(0.05), y).noise == pytest.approx(0.2, rel=0.25)
+    y[7] = 1.5  # one large error: half of the rows do not know of it
+    assert scaled_where_it_helps(read, Gaussian(0.4), y) == Gaussian(0.4)
 
 
 def test_a_noise_level_is_scaled_both_ways():

@@ -16,7 +16,8 @@ from dapcal.likelihoods import Likelihood
 from dapcal.types import Ensemble, Posterior
 
 SMALLEST = 20  # rows under which two halves of them say nothing of a scale
-SHARPEN = 100  # rows, or FEWEST wrong classes, under which noise or temperature may not shrink
+SEVERAL = 100  # rows under which a smaller noise level must gain CLEARLY standard errors
+CLEARLY = 3
 _WIDEST = 4.0  # log factor
 
 Read = Callable[[Likelihood], Ensemble]
@@ -46,14 +47,15 @@ def scaled_where_it_helps(read: Read, likelihood: Likelihood, y: Tensor) -> Like
     Two halves of the rows: each is scored with the factor of the other. The factor (then of all rows) is taken if the
     mean gain exceeds its paired standard error. Rows that are hardly ever misclassified do not say how sure to be, and
     the sharpest probabilities would seem best: with fewer than ten wrong ones a temperature may only soften. Likewise
-    few rows hold none of the rare large errors that a noise level must cover: fewer than a hundred may only raise it.
+    few rows hold none of the rare large errors that a noise level must cover: fewer than a hundred lower it only if the
+    gain is three times its standard error.
     """
     before = likelihood.log_prob(read(likelihood), y)
     if len(y) < SMALLEST or not _can_be_scaled(likelihood):
         return likelihood
     error = likelihood.error(read(likelihood), y)
-    few = int(error.sum()) < FEWEST if error.dtype == torch.bool else len(y) < SHARPEN
-    lowest = 0.0 if few else -_WIDEST
+    of_classes = error.dtype == torch.bool
+    lowest = 0.0 if of_classes and int(error.sum()) < FEWEST else -_WIDEST
     log_prob = _per_row(read, likelihood, y)
     after = torch.empty_like(before)
     half = torch.arange(len(y), device=before.device) % 2 == 0
@@ -61,9 +63,9 @@ def scaled_where_it_helps(read: Read, likelihood: Likelihood, y: Tensor) -> Like
         factor = _best_factor(lambda f, rows=one: -log_prob(f)[rows], lowest)  # type: ignore[misc]
         after[other] = log_prob(factor)[other]
     gain = after - before
-    if not gain.mean() > gain.std() / math.sqrt(len(y)):
-        return likelihood
-    return likelihood.rescaled(_best_factor(lambda f: -log_prob(f), lowest))
+    best = _best_factor(lambda f: -log_prob(f), lowest)
+    errors = CLEARLY if best < 1 and len(y) < SEVERAL and not of_classes else 1
+    return likelihood.rescaled(best) if gain.mean() > errors * gain.std() / math.sqrt(len(y)) else likelihood
 
 
 def with_likelihood(posterior: Posterior, likelihood: Likelihood) -> Posterior:
