@@ -88,6 +88,7 @@ def calibrate(
             "classes": list(fitted.classes),
             "input_shape": list(fitted.input_shape),
             **fitted.quality,
+            "nll_network": _nll_of_network(fitted),
             "phi": fitted.calibrated.phi,
             "radius": radius,
             "calibration": list(fitted.calibrated.notes),
@@ -98,13 +99,22 @@ def calibrate(
 def _numbers(fitted: NetworkModel, train: int, networks: int, radius: dict[str, float | None]) -> str:
     quality = fitted.quality
     measure = ("accuracy", f"{quality['accuracy']:.4f}") if fitted.classes else ("RMSE", f"{quality['rmse']:.4g}")
+    before = [f"without distances: {quality['nll_before']:.4f}"]
+    if (alone := _nll_of_network(fitted)) is not None:
+        before.append(f"the network as it was: {alone:.4f}")
     rows = [
         ("inputs", f"{train:,} in training, {quality['inputs']:,} held out for these numbers"),
         ("task", fitted.task + (f", {len(fitted.classes)} classes" if fitted.classes else "")),
         ("networks", f"an ensemble of {networks}" if networks > 1 else "one"),
         measure,
-        ("NLL", f"{quality['nll_after']:.4f} (without distances: {quality['nll_before']:.4f})"),
+        ("NLL", f"{quality['nll_after']:.4f} ({', '.join(before)})"),
         ("phi", f"{fitted.calibrated.phi:.4g}"),
         ("radius", ", ".join(f"{name} {'none' if r is None else f'{r:.3g}'}" for name, r in radius.items())),
     ]
     return "\n".join(f"{name:<10}{text}" for name, text in rows)
+
+
+def _nll_of_network(fitted: NetworkModel) -> float | None:
+    """Of the one network that was given, before anything was done to it; an ensemble has none."""
+    network = fitted.calibrated.summary().network
+    return None if network is None else network.nll
