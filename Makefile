@@ -35,6 +35,7 @@ page: $(STAMP)  # docs/results.md and no-harm.md with their figures, and the REA
 	$(VENV)/bin/python -m dapcal.experiments.page.results results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.no_harm results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.choosing results docs/choosing.md
+	$(VENV)/bin/python -m dapcal.experiments.page.pixel_trap results docs/choosing.md
 	$(VENV)/bin/python -m dapcal.experiments.page.estimators results docs/sklearn.md
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 

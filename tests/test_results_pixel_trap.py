@@ -1,0 +1,46 @@
+"""CIFAR-10's trap, as committed: the page shows it, pixels are out, and what the score loses is what the page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dapcal.experiments.page.pixel_trap import compared, pixel_trap_page, read
+
+ROOT = Path(__file__).parent.parent
+RUNS = read(ROOT / "results")
+
+
+def test_the_page_shows_the_result_files():
+    text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    assert pixel_trap_page(text, ROOT / "results") == text, "run `make page`"
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_pixels_are_out_for_every_posterior_and_seed(run):
+    assert len(run["rows"]) == 2 * run["settings"]["seeds"]
+    for row in run["rows"]:
+        (note,) = [note for note in row["notes"] if note.startswith("distance between inputs:")]
+        assert "; out: " in note
+        assert "inputs" not in [*row["distances"], *row["further"]]
+
+
+def test_every_run_says_where_and_how_it_was_made():
+    assert all(run["environment"].keys() >= {"dapcal", "python", "torch", "device"} for run in RUNS.values())
+    assert all(run["settings"].keys() >= {"train", "epochs", "width", "augment"} for run in RUNS.values())
+
+
+def test_the_best_networks_gain_on_average():
+    *_, best = RUNS
+    assert sum(one.gain for one in compared(RUNS) if one.run == best) > 0
+
+
+def test_where_the_score_is_below_the_entropy_every_distance_alone_is():
+    """What the page says of these cases."""
+    lower = [one for one in compared(RUNS) if one.gain < 0]
+    assert -3 < min(one.gain for one in lower) < -2
+    for one in lower:
+        distances = {name: found[one.outliers] for name, found in one.row["pieces"].items() if name != "doubt"}
+        assert distances
+        assert max(distances.values()) < one.row["entropy"][one.outliers]
