@@ -87,6 +87,7 @@ def _by_ranks(combine: Callable[[Tensor], Tensor]) -> Score:
 
 COMBINATIONS: dict[str, Score] = {
     "sum": lambda pieces, _: pieces.sum(0),
+    "doubt + mean distance": lambda pieces, _: pieces[0] + (pieces[1:].mean(0) if len(pieces) > 1 else 0),
     "logsumexp": lambda pieces, _: pieces.logsumexp(0),
     "maximum": lambda pieces, _: pieces.amax(0),
     "maximum of ranks": _by_ranks(lambda tails: -tails.amin(0)),
