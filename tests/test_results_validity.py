@@ -43,9 +43,11 @@ def test_a_refit_leaves_the_score_and_distances_valid_and_not_doubt():
     assert max(excesses("on", "doubt")) > 3
 
 
-def test_no_combination_beats_the_sum_in_its_worst_case_beyond_noise():
+def test_what_beats_the_sum_in_its_worst_case_does_so_where_nothing_works_and_pays_elsewhere():
     told = found("evidence-combination")["summary"]
-    best = max(told.values(), key=lambda row: row["worst"])
-    noise = sum(row["worst, error over seeds"] ** 2 for row in (best, told["sum"])) ** 0.5
-    assert best["worst"] - told["sum"]["worst"] <= 2 * noise
-    assert told["sum"]["mean"] == pytest.approx(max(row["mean"] for row in told.values()), abs=0.01)
+    ours = told["sum"]
+    for row in told.values():
+        if row["worst"] > ours["worst"]:
+            assert row["worst"] < 0.5, "a class that no combination finds"
+            assert row["largest regret"] > ours["largest regret"]
+    assert ours["mean"] == pytest.approx(max(row["mean"] for row in told.values()), abs=0.001)

@@ -1,7 +1,8 @@
 """One score and one p-value for "is this input out of distribution?", apart from the predictive distribution.
 
 The score is the sum of the standardised pieces: of the combinations tried on held-out classes and synthetic outliers
-(benchmarks/evidence_combination.py) none has a better worst case by more than noise. It becomes a p-value once, on the
+(benchmarks/evidence_combination.py) it has the best mean, and where another does better in its worst case, nothing
+finds those outliers. It becomes a p-value once, on the
 half of the held-out inputs that judges, so that its validity needs nothing of how the pieces depend on each other.
 """
 
