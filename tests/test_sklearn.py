@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dapcal.sklearn import DistanceAwareClassifier, DistanceAwareRegressor
 
-QUICK = {"hidden": (16,), "epochs": 15, "members": 2, "learning_rate": 0.03, "batch_size": 32}
+QUICK = {"hidden": (16,), "epochs": 15, "members": 2, "learning_rate": 0.03, "batch_size": 32, "fast": True}
 CHECKED = {**QUICK, "hidden": (8,), "epochs": 10, "learning_rate": 0.1, "batch_size": 256}  # some checks want a score
 
 
