@@ -87,8 +87,8 @@ def toys_table(folder: Path) -> str:
         "",
         "¹ Largest class probability, further than 2.5 from any training point; the paper's probabilities do not sum "
         "to one. ² In units of its 95 % quantile over the training inputs. "
-        "³ Two moons: mean-field variational; sinusoid: Laplace; without distance, but as narrow and with the temperature "
-        "or noise level that held-out data chose. Seed "
+        "³ Two moons: mean-field variational; sinusoid: Laplace; without distance, but as narrow and with the "
+        "temperature or noise level that held-out data chose. Seed "
         f"{moons['seed']}, torch {moons['environment']['torch']}.",
     ]
     return "\n".join(lines)
@@ -119,8 +119,9 @@ def posteriors_table(folder: Path) -> str:
             "",
             "¹ Mean largest class probability further than 2.5 from any training point. ² Half width of the 95 % "
             "epistemic band, in units of its 95 % quantile over the training inputs; the calibration target is √10 "
-            "just outside the data, so wider ones stay as they are. What stands before → is without distance, but with the "
-            "temperature or noise level that held-out data chose, and as narrow as they asked for. ³ To fit it after MAP, on one CPU core. Seed "
+            "just outside the data, so wider ones stay as they are. What stands before → is without distance, but with "
+            "the temperature or noise level that held-out data chose, and as narrow as they asked for. ³ To fit it "
+            "after MAP, on one CPU core. Seed "
             f"{data['seed']}, torch {data['environment']['torch']}.",
         ]
     )
