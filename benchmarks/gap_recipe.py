@@ -38,6 +38,7 @@ def main() -> None:
     asked.add_argument("--jobs", type=int, default=2)
     asked.add_argument("--seed", type=int, default=0)
     options = asked.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     asking = [(name, split) for name in options.sets.split(",") for split in range(len(uci(name).splits))]
     with processes(options.jobs) as submit:
