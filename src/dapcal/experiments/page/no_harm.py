@@ -171,7 +171,7 @@ def _tables(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
 
 
 def _not_blind(settings: dict[str, Any]) -> list[str]:
-    told = [f"- {one['change']}. Seen before: {one['seen']}" for one in settings["not_blind"]]
+    told = [f"- {one['change'].rstrip('.')}. Seen before: {one['seen']}" for one in settings["not_blind"]]
     nothing = "Nothing: no default and no case has been changed since the table was first seen."
     return ["## Changed after the table had been seen", "\n".join(told) or nothing]
 
