@@ -177,6 +177,7 @@ def test_draws_of_its_samplers(model, batch, method):
             torch.testing.assert_close(outputs, functional_call(model, state.params, (batch[0],)))
 
 
+@pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # labels at random: nothing is too unsure
 def test_prior_scale(model, batch):
     state = run(DIAGONAL["vi"](), start(model), batch)[-1]
     without = from_state(state, model, Categorical())
