@@ -58,12 +58,6 @@ def explainer(calibrated: Calibrated, train_x: Tensor, features: Sequence[str] =
     return Explainer(calibrated, train_x, names, groups, neighbours, index, usual)
 
 
-def exact_p_values(prediction: Prediction, calibrated: Calibrated) -> Tensor:
-    """p-values as the multiples of 1/(n + 1) that they are, (N,) in float64: in float32 a twentieth is above 0.05."""
-    steps = len(calibrated.evidence.held_out) + 1
-    return (prediction.ood_p_value.double() * steps).round() / steps
-
-
 @dataclass(frozen=True)
 class Neighbours:
     """The nearest training inputs in one space, nearest first."""
@@ -184,7 +178,7 @@ class Explainer:
             pre_distance=float(prediction.pre_distance[0]),
             distance=float(prediction.distance[0]),
             ood_score=float(prediction.ood_score[0]),
-            p_value=float(exact_p_values(prediction, self.calibrated)[0]),
+            p_value=float(prediction.ood_p_value[0]),
             reason=prediction.reasons()[0],
             evidence=tuple(_clue(name, piece) for name, piece in prediction.evidence.items()),
             spaces=tuple(self._reach(space, x, nearest) for space in self.calibrated.distance.spaces),

@@ -13,7 +13,6 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.diagnostics import total_weight
 from dapcal.evidence import DOUBT, leading
-from dapcal.explain import exact_p_values
 from dapcal.predictive import Prediction
 from dapcal.types import DapcalWarning
 
@@ -53,7 +52,7 @@ def predict(calibrated: Calibrated, x: Tensor, y: Tensor | None = None) -> Predi
         targets = None if y is None else y[start : start + len(prediction)]
         before.append(_answers(prediction.base, targets))
         after.append(_answers(prediction, targets))
-        numbers.append(_numbers(prediction, calibrated))
+        numbers.append(_numbers(prediction))
         start += len(prediction)
     return Predicted(
         before=_joined(before),
@@ -71,13 +70,13 @@ def quietly() -> Iterator[None]:
         yield
 
 
-def _numbers(prediction: Prediction, calibrated: Calibrated) -> dict[str, Tensor]:
+def _numbers(prediction: Prediction) -> dict[str, Tensor]:
     """What `Predicted` says of every input but the answers, (N,) each."""
     weights = prediction.diagnostics
     return {
         "pre_distance": _plain(prediction.pre_distance),
         "score": _plain(prediction.ood_score),
-        "p_value": exact_p_values(prediction, calibrated).cpu(),
+        "p_value": prediction.ood_p_value.cpu(),
         "is_doubt": torch.tensor([name == DOUBT for name in leading(prediction.evidence)]),
         "ess": _plain(weights.ess),
         "total_weight": _plain(weights.total_weight),
