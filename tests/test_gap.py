@@ -10,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import dapcal
+from dapcal.adjust import Inflate
 from dapcal.calibration.gap import GapCrossValidation, gap_split
+from dapcal.calibration.losses import Problem
+from dapcal.data import Labelled
 from dapcal.distances import Space
 from dapcal.distances.projectors import Identity
 from dapcal.likelihoods import Gaussian
-from dapcal.posteriors import samples
+from dapcal.posteriors import gaussian, samples
 from dapcal.types import DapcalWarning
 
 
@@ -150,3 +153,25 @@ def test_in_domain_scaling_reaches_the_refits(curve):
     assert after < 2.5
     assert noises[0] == 0.5
     assert noises[1] > 0.8, "the posterior itself is scaled, too: its lines miss a parabola by more than 0.5"
+
+
+def test_refits_are_as_narrow_as_the_posterior(curve):
+    train = Labelled(curve[0][0], curve[0][1].reshape(-1, 1))
+
+    def refit(x: Tensor, y: Tensor):
+        line = ensemble(x, y)
+        model = nn.Linear(1, 1)
+        model.load_state_dict(dict(line.network.state_dict()))
+        return gaussian.diagonal(model, Gaussian(0.5), {"weight": torch.ones(1, 1), "bias": torch.ones(1)}, draws=8)
+
+    def losses(refitting, share: float) -> Tensor:
+        posterior = refit(*train)
+        spaces = (Space(Identity(), radius=0.5),)
+        problem = Problem(
+            posterior, train.x, None, torch.zeros(1), lambda _: None, train, Inflate(), spaces, None, share
+        )
+        return GapCrossValidation(refitting, regions=2)(problem)(0.3)
+
+    wide = losses(refit, 1.0)
+    assert torch.equal(losses(refit, 0.1), losses(lambda x, y: refit(x, y).narrowed(0.1), 1.0))
+    assert not torch.allclose(losses(refit, 0.1), wide)

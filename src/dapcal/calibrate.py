@@ -127,6 +127,7 @@ def calibrate(
         adjust=adjust,
         spaces=measured.spaces,
         in_domain=partial(in_domain, drawn=drawn) if likelihood != given.likelihood else None,
+        share=reference.share,
     )
     loss_at = loss(problem) if measured.spaces else lambda _: d0
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dapcal.calibration.inputs import HeldOut, OODInputs
 from dapcal.calibration.losses import Loss, Problem
+from dapcal.calibration.reference import as_narrow
 from dapcal.data import Labelled
 from dapcal.distances import fit_distance
 from dapcal.types import Posterior
@@ -56,6 +57,7 @@ class GapCrossValidation(Loss):
         posterior = self.refit(kept.x, kept.y)
         if problem.in_domain is not None:
             posterior = problem.in_domain(posterior, ordinary)
+        posterior = as_narrow(posterior, problem.share)
         distance = fit_distance(problem.spaces, kept.x, ordinary.x, posterior, kept.y)
         missing = train.subset(gap)
         probe = Labelled(torch.cat([missing.x, ordinary.x]), torch.cat([missing.y, ordinary.y]))

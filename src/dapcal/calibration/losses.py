@@ -38,6 +38,7 @@ class Problem(NamedTuple):
     adjust: Adjustment
     spaces: tuple[Space, ...]  # what the distance is fitted from
     in_domain: Callable[[Posterior, Labelled], Posterior] | None = None  # scales a refit on its own held-out rows
+    share: float = 1.0  # of its spread that the posterior keeps, and so a refit
 
 
 @runtime_checkable

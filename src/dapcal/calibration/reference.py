@@ -126,6 +126,11 @@ def choose_reference(
     return Reference("network", posterior, likelihood, by_network, share, tuple(notes))
 
 
+def as_narrow(posterior: Posterior, share: float) -> Posterior:
+    """A refit with the share of its spread that the posterior keeps; one without a network to lie around as it is."""
+    return posterior.narrowed(share) if share < 1 and isinstance(posterior, AroundNetwork) else posterior
+
+
 def alone(posterior: Posterior) -> nn.Module | None:
     """The one network that the posterior lies around, if there is one."""
     return posterior.alone if isinstance(posterior, AroundNetwork) else None

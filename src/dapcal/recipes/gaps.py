@@ -21,7 +21,7 @@ from dapcal.calibration.gap_choice import Read
 from dapcal.calibration.in_domain import in_domain
 from dapcal.calibration.inputs import HeldOut, OODInputs
 from dapcal.calibration.losses import Loss, Problem
-from dapcal.calibration.reference import AroundNetwork
+from dapcal.calibration.reference import as_narrow
 from dapcal.calibration.regions import Region, thirds
 from dapcal.data import Labelled, gather
 from dapcal.distances import Space, fit_distance
@@ -209,8 +209,7 @@ def _found(part: _Part, posterior: Posterior, spaces: tuple[Space, ...], scaled:
         return None
     if scaled:
         posterior = in_domain(posterior, part.ordinary)
-    if share < 1 and isinstance(posterior, AroundNetwork):
-        posterior = posterior.narrowed(share)
+    posterior = as_narrow(posterior, share)
     try:
         d0 = fit_distance(spaces, part.kept.x, part.ordinary.x, posterior, part.kept.y)(part.missing.x)
     except NothingToCalibrate:  # all ordinary rows have a twin among those that are kept
