@@ -89,6 +89,26 @@ def test_target_in_regression(targets, factor, noise_head):
         np.testing.assert_allclose(loss(problem)(factor), ((epistemic - gamma) ** 2).sum(-1), rtol=1e-9)
 
 
+@pytest.mark.parametrize(("noise", "taken"), [(0.1, 0.4**2 - 0.1**2), (0.7, 0.0)])
+def test_target_in_regression_counts_what_was_taken_in_the_domain(noise, taken):
+    """γ is that of the posterior as it was given, and the noise variance that scaling took away comes on top."""
+    given, function = linear_predictions(Gaussian(0.4), 2)
+    narrowed = StackedPredictions(lambda x: 0.3 * function(x), Gaussian(noise))
+    x, d0, train = inputs(7), torch.linspace(0, 2, 7, dtype=torch.float64), inputs(90, seed=2)
+    problem = problem_of(narrowed, x, d0, train=Labelled(train, torch.zeros(90)))._replace(given=given)
+    epistemic = (1 + 1.5 * d0.numpy()[:, None]) ** 2 * 0.09 * function(x).numpy().var(0)
+    gamma = 10 * np.quantile(function(train).numpy().var(0), 0.95, axis=0) + taken
+    np.testing.assert_allclose(Target()(problem)(1.5), ((epistemic - gamma) ** 2).sum(-1), rtol=1e-9)
+
+
+def test_target_around_a_plain_network_is_the_variance_of_the_training_targets():
+    posterior, function = linear_predictions(Gaussian(0.4), 2)
+    x, d0, y = inputs(7), torch.linspace(0, 2, 7, dtype=torch.float64), inputs(90, seed=2)
+    problem = problem_of(posterior, x, d0, train=Labelled(inputs(90, seed=3), y))._replace(around_network=True)
+    epistemic = (1 + 1.5 * d0.numpy()[:, None]) ** 2 * function(x).numpy().var(0)
+    np.testing.assert_allclose(Target()(problem)(1.5), ((epistemic - y.numpy().var(0)) ** 2).sum(-1), rtol=1e-9)
+
+
 def test_target_counts_training_inputs_in_batches():
     posterior, function = linear_predictions(Gaussian(0.4), 1)
     train, x, d0 = inputs(5000, seed=2), inputs(1), doubles([0.0])

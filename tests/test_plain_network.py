@@ -65,6 +65,18 @@ def test_a_trained_network_is_calibrated_as_it_is(outputs, kind, tmp_path):
     assert str(summary.rows) in str(again.summary())
 
 
+@pytest.mark.parametrize("noise", [None, 2.0])
+def test_far_from_the_data_intervals_are_wide(noise):
+    """Also where the noise level that was given is far too high in the domain, and was lowered there."""
+    network, train, held_out = trained("number")
+    likelihood = None if noise is None else Gaussian(noise)
+    calibrated = dapcal.calibrate(network, likelihood, train=train, held_out=held_out)
+    near, far = calibrated(held_out[0]), calibrated(torch.full((1, 2), 30.0))
+    one_deviation = [float((said.interval(0.6827).upper - said.mean).mean()) for said in (near, far)]
+    assert one_deviation[0] < 0.5
+    assert one_deviation[1] > 2.0
+
+
 def test_the_likelihood_that_was_given_counts():
     network, train, held_out = trained(3)
     calibrated = dapcal.calibrate(network, Categorical(2.0), train=train, held_out=held_out, temperature=False)

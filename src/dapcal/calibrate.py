@@ -95,6 +95,7 @@ def calibrate(
     adjust, loss, scale = _options(adjust, loss, scale)
     train_data, held = gather(train, "train"), gather(held_out, "held_out")
     rows = split(len(held.x), torch.Generator().manual_seed(seed))
+    around_network = isinstance(posterior, nn.Module)
     if isinstance(posterior, nn.Module):
         posterior = _around_network(posterior, likelihood, train_data, held, rows[0], seed)
     elif likelihood is not None:
@@ -128,6 +129,8 @@ def calibrate(
         spaces=measured.spaces,
         in_domain=partial(in_domain, drawn=drawn) if likelihood != given.likelihood else None,
         share=reference.share,
+        given=given if given is not posterior else None,
+        around_network=around_network,
     )
     loss_at = loss(problem) if measured.spaces else lambda _: d0
 

@@ -20,7 +20,7 @@ from dapcal.data import Labelled
 from dapcal.ensembles import seen
 from dapcal.posteriors.gaussian import prior_of
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.types import Adjusted, Adjustment, Posterior
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
 
 if TYPE_CHECKING:
     from dapcal.distances import Space
@@ -39,6 +39,8 @@ class Problem(NamedTuple):
     spaces: tuple[Space, ...]  # what the distance is fitted from
     in_domain: Callable[[Posterior, Labelled], Posterior] | None = None  # scales a refit on its own held-out rows
     share: float = 1.0  # of its spread that the posterior keeps, and so a refit
+    given: Posterior | None = None  # as it was before it was scaled and narrowed, where it was
+    around_network: bool = False  # made around a plain network, with the spread that held-out rows like best
 
 
 @runtime_checkable
@@ -59,7 +61,10 @@ class Target(Loss):
     """The paper's loss ‖U_φ(x_j*) − γ‖² (eq. calib_loss).
 
     Classification: U is the predictive mean, γ = 1/K in every class. Regression: U is the epistemic variance,
-    γ = `times` the 95 % quantile of the epistemic variances at the training inputs, per target.
+    γ = `times` the 95 % quantile of the epistemic variances at the training inputs, per target, of the posterior as it
+    was given. A noise level that was lowered in the domain may be too low away from it: what it lost is added to γ.
+    The spread around a plain network was fitted to held-out rows and says nothing of what is unknown elsewhere: there
+    γ is the variance of the training targets, what is known without looking at the input, as 1/K is of classes.
 
     Args:
         gamma: another target than these.
@@ -78,13 +83,20 @@ class Target(Loss):
         elif (probability := likelihood.most_uncertain(base)) is not None:
             gamma = torch.tensor(probability, dtype=torch.float64)
         else:
-            gamma = self.times * torch.quantile(epistemic_on(problem), 0.95, dim=0)
+            gamma = self._variance(problem, base)
 
         def at(factor: float) -> Tensor:
             ensemble = problem.adjusted(factor * problem.pre_distance)
             return ((likelihood.aimed_at(ensemble, base) - gamma) ** 2).sum(-1)
 
         return at
+
+    def _variance(self, problem: Problem, base: Ensemble) -> Tensor:
+        """γ of regression, (K,)."""
+        unconditional = problem.posterior.likelihood.unconditional
+        if problem.around_network and (known := unconditional(problem.train.y)) is not None:
+            return torch.tensor(known.variance, dtype=torch.float64, device=base.outputs.device)
+        return self.times * torch.quantile(epistemic_on(problem), 0.95, dim=0) + taken_at(problem, base)
 
 
 @dataclass(frozen=True)
@@ -145,10 +157,23 @@ class EmpiricalBayes(Loss):
 
 
 def epistemic_on(problem: Problem, batch_size: int = 2048) -> Tensor:
-    """Epistemic variance of the base posterior at the training inputs, in batches, (N, K)."""
-    likelihood, drawn = problem.posterior.likelihood, not problem.adjust.closed_form
-    bases = (seen(problem.posterior, batch, drawn) for batch in problem.train.x.split(batch_size))
-    return torch.cat([likelihood.split(base, base).epistemic for base in bases])
+    """Epistemic variance of the posterior as it was given at the training inputs, in batches, (N, K)."""
+    posterior = problem.given or problem.posterior
+    drawn = not problem.adjust.closed_form
+    bases = (seen(posterior, batch, drawn) for batch in problem.train.x.split(batch_size))
+    return torch.cat([posterior.likelihood.split(base, base).epistemic for base in bases])
+
+
+def taken_at(problem: Problem, base: Ensemble) -> Tensor:
+    """Noise variance that in-domain scaling has taken away, mean over the calibration inputs, (K,).
+
+    Held-out rows say that it is too much in the domain; of the places away from it they say nothing.
+    """
+    if problem.given is None:
+        return torch.zeros((), dtype=torch.float64)
+    before = seen(problem.given, problem.x, not problem.adjust.closed_form)
+    noise = problem.given.likelihood.split(before, before).aleatoric
+    return (noise - problem.posterior.likelihood.split(base, base).aleatoric).mean(0).clamp_min(0)
 
 
 def _labels(problem: Problem, loss: str) -> Tensor:
