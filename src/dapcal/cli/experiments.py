@@ -26,7 +26,9 @@ def demo(
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="two-moons, sinusoid, posteriors, uci-gap, mnist or fashion-mnist.")],
+    name: Annotated[
+        str, typer.Argument(help="two-moons, sinusoid, posteriors, uci-gap, no-harm, mnist or fashion-mnist.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for numbers, figures and page.")] = Path("dapcal-results"),
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws; the first of several.")] = 0,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (mnist, fashion-mnist).")] = None,
