@@ -171,7 +171,8 @@ TABLE = [
     # kinds of data
     ("train as a tensor", lambda: calibrate(train=TRAIN[0]), TypeError, r"`train` as \(inputs, targets\), a Dataset"),
     ("train as an array", lambda: calibrate(train=TRAIN[0].numpy()), TypeError, r"`train` as \(inputs, targets\)"),
-    ("train as three tensors", lambda: calibrate(train=(*TRAIN, TRAIN[1])), TypeError, r"`train` as a pair of tensors"),
+    ("train as three tensors", lambda: calibrate(train=(*TRAIN, TRAIN[1])), TypeError,
+     r"`train` to yield \(inputs, targets\).*several inputs as"),
     ("train as a pair of lists", lambda: calibrate(train=([[0.0]], [1])), TypeError, r"pair of tensors"),
     ("loader of inputs alone", lambda: calibrate(train=DataLoader(TensorDataset(TRAIN[0]), 8)), TypeError,
      r"`train` to yield \(inputs, targets\)"),

@@ -495,7 +495,7 @@ class Pairs(torch.utils.data.Dataset):
         return 6
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": TRAIN[0][index], "y": TRAIN[1][index]}
+        return {"x": TRAIN[0][index], "z": TRAIN[1][index]}
 
 
 def infinite_weights() -> nn.Module:
@@ -514,7 +514,7 @@ def infinite_weights() -> nn.Module:
         ({"batch_size": 0}, ValueError, "`batch_size` >= 1, got 0"),
         ({"model": infinite_weights()}, ValueError, "finite weights"),
         ({"model": Chain(nn.Linear(2, 3), nn.Unflatten(1, (1, 3)))}, ValueError, r"to return \(\d, C\) for \d inputs"),
-        ({"train": DataLoader(Pairs())}, TypeError, "`train` to yield"),
+        ({"train": DataLoader(Pairs())}, TypeError, "targets in `train` under one of"),
         ({"train": DataLoader(TensorDataset(*TRAIN), batch_size=7, drop_last=True)}, ValueError, "at least one input"),
         ({"train": DataLoader(TensorDataset(TRAIN[0] / 0, TRAIN[1]))}, ValueError, "NaN or inf in 1 of 1 rows"),
     ],

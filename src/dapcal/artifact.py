@@ -23,13 +23,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from dapcal import likelihoods, networks, prior
+from dapcal import inputs, likelihoods, networks, prior
 from dapcal.adjust import inflate, matched, revert, reweight, transport, unchanged
 from dapcal.calibrate import Calibrated
 from dapcal.calibration import ood_score, scales, search, summary
 from dapcal.distances import class_gaussian, metrics, neighbors, projectors, radius, spaces
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
-from dapcal.networks import frozen_copy
+from dapcal.networks import frozen_copy, plain, reading
 from dapcal.posteriors import dropout, linear, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
@@ -39,7 +39,8 @@ from dapcal.storing import Stores
 __all__ = ["Stored", "load", "open", "save"]
 
 ROOMS: tuple[ModuleType, ...] = (
-    sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, prior, likelihoods,
+    sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, inputs, prior,
+    likelihoods,
     inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, projectors,
     radius, ood_score, scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
@@ -100,9 +101,11 @@ class Stored:
         if device is not None and isinstance(model, nn.Module):
             model = frozen_copy(model).to(device)
         place = _device_of(model) if device is None else torch.device(device)
-        calibrated = _Reader(self.tensors, model, projector, likelihood, place, self.path).unpack(
-            self.tree, "calibrated"
-        )
+        reader = _Reader(self.tensors, model, projector, likelihood, place, self.path)
+        if isinstance(model, nn.Module):
+            fields = reader.unpack(self.tree.get("fields", {}).get("inputs"), "calibrated.inputs")
+            reader.model = reading(plain(model), fields)
+        calibrated = reader.unpack(self.tree, "calibrated")
         if not isinstance(calibrated, Calibrated):
             raise ValueError(f"{self.path} does not hold a calibrated posterior")
         return calibrated

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,16 +27,17 @@ from dapcal.calibration.reference import Reference, alone, choose_reference, out
 from dapcal.calibration.scales import Exp
 from dapcal.calibration.search import Curve, Point, search, unsearched
 from dapcal.calibration.summary import Judged, Summary, summarise
-from dapcal.data import Data, Labelled, check_inputs, gather, inputs_of, split
+from dapcal.data import Data, Inputs, Labelled, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
 from dapcal.distances.features import one_pass
 from dapcal.ensembles import Evaluated, base_ensemble, outputs_with_spread, read_by
 from dapcal.errors import NothingToCalibrate
+from dapcal.inputs import Fields
 from dapcal.likelihoods import Likelihood
 from dapcal.moving import moved
-from dapcal.networks import plain, shared
+from dapcal.networks import packed, packed_batches, plain, shared, take
 from dapcal.posteriors.plain import around, likelihood_for, outputs_at
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
@@ -53,7 +54,7 @@ def calibrate(
     *,
     train: Data,
     held_out: Data,
-    ood: Tensor | Data | OODInputs | None = None,
+    ood: Inputs | Data | OODInputs | None = None,
     distance: Space | Sequence[Space] | Measured | None = None,
     adjust: Adjustment | None = None,
     loss: Loss | None = None,
@@ -70,7 +71,9 @@ def calibrate(
             approximation of its last layer, with the σ0 that is best for the half of the held-out data that chooses φ.
         likelihood: p(y | outputs) of a network; by default `Categorical()` for whole-number targets, one output a
             class, `Bernoulli()` for one logit, and `Gaussian` for fractions. A posterior has its own.
-        train: the data it was fitted to, whose inputs distances are measured from.
+        train: the data it was fitted to, whose inputs distances are measured from: (inputs, targets), a Dataset or a
+            DataLoader. Inputs are what the network takes: a tensor, several (`((a, b), targets)`), or a dict (with
+            its targets inside, as "labels"); their lengths may differ between batches.
         held_out: in-distribution data it was not fitted to. Half of it (by `seed`) chooses φ, radius and scales,
             the other half gives p-values. A hundred or more are a good start.
         ood: calibration inputs: a tensor, data with targets, or one of `dapcal.calibration.inputs`. By default the
@@ -93,7 +96,8 @@ def calibrate(
         What the user keeps: call it on inputs.
     """
     adjust, loss, scale = _options(adjust, loss, scale)
-    train_data, held = gather(train, "train"), gather(held_out, "held_out")
+    posterior, fields, data = take(posterior, {"train": train, "held_out": held_out}, {"ood": ood})
+    train_data, held, ood = gather(data["train"], "train"), gather(data["held_out"], "held_out"), data["ood"]
     rows = split(len(held.x), torch.Generator().manual_seed(seed))
     around_network = isinstance(posterior, nn.Module)
     if isinstance(posterior, nn.Module):
@@ -186,6 +190,7 @@ def calibrate(
         chooses=rows[0],
         judges=rows[1],
         measured=_measured(given, reference, second, drawn, judged, evidence.held_out),
+        inputs=fields,
     )
 
 
@@ -206,6 +211,8 @@ class Calibrated:
         chooses: rows of the held-out data that chose φ, the radius and scales; None in files of earlier versions.
         judges: rows of the held-out data that p-values are read from; on these nothing was chosen.
         measured: quality before and after at the rows that judge; None in files of earlier versions.
+        inputs: the fields that a network takes (a dict, several tensors, several lengths), which lie in one tensor
+            inside; None where it takes one tensor of one shape.
     """
 
     stores = Stores()
@@ -222,41 +229,43 @@ class Calibrated:
     chooses: Tensor | None = None
     judges: Tensor | None = None
     measured: Summary | None = None
+    inputs: Fields | None = None
 
-    def __call__(self, x: Tensor) -> Prediction:
+    def __call__(self, x: Inputs) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
-        check_inputs(x, "x", like=self.example)
+        x = self._taken(x)
         with one_pass(self._projectors, self.posterior, x):
             adjusted = self.adjust(self.posterior, x)  # before distances: its pass over the network serves them
             raw = self.distance.raw(x)
             return self._predict(x, adjusted, raw, self.distance.combine(raw), is_joint=False)
 
-    def predict(self, data: Tensor | Data, batch_size: int = 512) -> Prediction:
+    def predict(self, data: Inputs | Data, batch_size: int = 512) -> Prediction:
         """Predictions at any number of inputs, a batch at a time; targets beside them are not looked at.
 
         Memory: the outputs of all draws at all inputs come back, S × N × C numbers; `batches` hands them out one by
         one.
 
         Args:
-            data: inputs (N, ...), (inputs, targets), a Dataset or a DataLoader.
+            data: inputs as in `calibrate`, (inputs, targets), a Dataset or a DataLoader.
             batch_size: inputs at a time, where the data are not a DataLoader.
         """
         return joined(self.batches(data, batch_size))
 
-    def batches(self, data: Tensor | Data, batch_size: int = 512) -> Iterator[Prediction]:
+    def batches(self, data: Inputs | Data, batch_size: int = 512) -> Iterator[Prediction]:
         """The same batch by batch, in main memory."""
         if batch_size < 1:
             raise ValueError(f"Expected `batch_size` >= 1, got {batch_size}")
-        for x in inputs_of(data, batch_size):
+        fields = self.inputs
+        for x in inputs_of(data, batch_size) if fields is None else packed_batches(data, fields, batch_size):
             yield self(x.to(self.example.device)).cpu()
 
     def to(self, device: str | torch.device) -> Calibrated:
         """The same with everything on another device."""
         return moved(self, torch.device(device))
 
-    def joint(self, x: Tensor) -> Prediction:
+    def joint(self, x: Inputs) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
-        check_inputs(x, "x", like=self.example)
+        x = self._taken(x)
         with one_pass(self._projectors, self.posterior, x):
             adjusted, raw = self.adjust(self.posterior, x), self.distance.raw(x)
             return self._predict(x, adjusted, raw, self.distance.joint(x).expand(len(x)), is_joint=True)
@@ -288,6 +297,12 @@ class Calibrated:
     def factor(self) -> float:
         """g(φ)."""
         return float(self.scale(torch.tensor(self.phi, dtype=torch.float64)))
+
+    def _taken(self, x: Inputs) -> Tensor:
+        """Inputs as one tensor, like those in training."""
+        if self.inputs is not None:
+            return packed(x, self.inputs, "x")
+        return check_inputs(x, "x", like=self.example)  # type: ignore[arg-type]
 
     @cached_property
     def _projectors(self) -> tuple[Projector, ...]:
@@ -410,14 +425,14 @@ def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
     return base
 
 
-def _source(ood: Tensor | Data | OODInputs | None, train: Tensor) -> OODInputs | None:
+def _source(ood: Inputs | Data | OODInputs | None, train: Tensor) -> OODInputs | None:
     """Where the calibration inputs that were asked for come from."""
     if ood is None:
         return None
     if isinstance(ood, Tensor):
         return Given(check_inputs(ood, "ood", like=train))
     if isinstance(ood, tuple | list) or not callable(ood):
-        data = gather(ood, "ood")
+        data = gather(cast("Data", ood), "ood")
         return Given(check_inputs(data.x, "ood", like=train), data.y)
     return ood
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-Data = tuple[Tensor, Tensor] | Dataset | DataLoader
-"""What the public functions take: (inputs, targets), a Dataset of pairs, or a DataLoader of batches of pairs."""
+Inputs = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
+"""A batch as a network takes it: one tensor (N, ...), several, or several by name."""
+
+Data = tuple[Inputs, Tensor] | Mapping[str, Tensor] | Dataset | DataLoader
+"""What the public functions take: (inputs, targets), a dict with targets, a Dataset or DataLoader of either."""
+
+
+class Ragged(ValueError):
+    """Batches of inputs that do not have one shape."""
 
 
 class Labelled(NamedTuple):
@@ -31,7 +38,7 @@ def gather(data: Data, name: str) -> Labelled:
     elif isinstance(data, tuple | list):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
             raise TypeError(f"Expected `{name}` as a pair of tensors (inputs, targets), got {_describe(data)}")
-        x, y = data
+        x, y = cast("tuple[Tensor, Tensor]", data)
     elif isinstance(data, DataLoader | Dataset):
         x, y = _concatenate(data, name)
     else:
@@ -52,6 +59,7 @@ def check_inputs(x: Tensor, name: str, like: Tensor | None = None) -> Tensor:
             f"Expected `{name}` as a batch of inputs (N, ...), got shape {tuple(x.shape)}; a single column is "
             "x[:, None], a single input x[None]"
         )
+    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # networks in half precision are converted, too
     if x.shape[0] == 0:
         raise ValueError(f"Expected at least one input in `{name}`, got none")
     if x.is_floating_point():
@@ -151,8 +159,25 @@ def inputs_of(data: Any, batch_size: int) -> Iterator[Tensor]:
 def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
     batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
     with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one
-        pairs = list(pairs_of(batches, name))
+        pairs = list(_stacked(pairs_of(batches, name), name))
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+
+
+def _stacked(pairs: Iterator[tuple[Tensor, Tensor]], name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same batches, which must have inputs of one shape."""
+    shape = None
+    try:
+        for x, y in pairs:
+            shape = shape or x.shape[1:]
+            if x.shape[1:] != shape:
+                raise Ragged(
+                    f"Expected inputs of one shape in `{name}`, got {tuple(shape)} and {tuple(x.shape[1:])}; pad them"
+                )
+            yield x, y
+    except RuntimeError as error:
+        if "equal size" not in str(error):  # torch's words, where items of a data set do not stack
+            raise
+        raise Ragged(f"Expected inputs of one shape in `{name}`, got several; pad them") from error
 
 
 def _describe(value: Any) -> str:

@@ -21,7 +21,7 @@ from dapcal.ensembles import Evaluated, seen
 from dapcal.errors import NothingToCalibrate
 from dapcal.hardest import FEWEST, hardest
 from dapcal.likelihoods import ClassLikelihood, Likelihood
-from dapcal.networks import execution_order, shared
+from dapcal.networks import execution_order, reads, shared
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import DapcalWarning, Ensemble, Posterior
 
@@ -147,7 +147,7 @@ def _tried(
         fitted = [replace(space, radius=None).fit(train, held_out, posterior, targets) for space in candidates]
         inside = [space.raw(held_out) for space in fitted]
     outside = {}
-    for kind, x in synthetic(train, held_out[:_PROBES]).items():
+    for kind, x in synthetic(train, held_out[:_PROBES], reads(posterior.network)).items():
         with shared(posterior.network, x):
             outside[kind] = [space.raw(x) for space in fitted]
     tried = [
@@ -178,7 +178,13 @@ def _candidates(posterior: Posterior, train: Tensor, radius: float | None) -> li
         if projector is not None and not first:  # what enters the first layer are the inputs
             members = not projector.pool and _features_differ(posterior, projector.layer, train[:2])
             spaces.append(Space(Features(members=members), radius=radius, name="features"))
-    if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point()):
+    fields = reads(posterior.network)
+    if fields is not None and not spaces:
+        raise ValueError(
+            f"Found no features of this network, and inputs of several fields {list(fields.names)} have no distance; "
+            "name a layer: distance=Space(Features(layer=...))"
+        )
+    if not spaces or (train[0].numel() <= LARGEST_INPUT and train.is_floating_point() and fields is None):
         spaces.append(Space(Identity(), radius=radius, name="inputs"))
     return spaces
 

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
+from dapcal.inputs import Fields, mask_of
 
-def synthetic(train: Tensor, held_out: Tensor) -> dict[str, Tensor]:
-    """Simple outliers made of held-out inputs."""
+
+def synthetic(train: Tensor, held_out: Tensor, fields: Fields | None = None) -> dict[str, Tensor]:
+    """Simple outliers made of held-out inputs; of those with several fields, packed, these are shuffled."""
     generator = torch.Generator().manual_seed(0)
+    if fields is not None:
+        return {"shuffled": shuffled_fields(held_out, fields, generator)}
     low, high = train.amin(0), train.amax(0)
     if not train.is_floating_point():
         return {"shuffled": shuffled(held_out, generator)}
@@ -41,3 +45,22 @@ def shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
     flat = x.flatten(1)
     order = torch.rand(flat.shape, generator=generator).argsort(0).to(x.device)
     return flat.gather(0, order).reshape(x.shape)
+
+
+def shuffled_fields(x: Tensor, fields: Fields, generator: torch.Generator) -> Tensor:
+    """Packed inputs whose every value is that of another one which has this place; masks stay as they are."""
+    parts = fields.unpack(x)
+    name = mask_of(parts)
+    mask = None if name is None else parts[name] != 0  # (N, length)
+    for key, part in parts.items():
+        if "mask" in key:
+            continue
+        values = part.reshape(len(part), -1)
+        present = torch.ones_like(values, dtype=torch.bool)
+        if mask is not None and part.shape[:2] == mask.shape:
+            present = mask.reshape(*mask.shape, *[1] * (part.ndim - 2)).expand_as(part).reshape(values.shape)
+        noise = torch.rand(values.shape, generator=generator).to(x.device)
+        source = (noise - 2 * present.float()).argsort(0)  # those that have the place come first, at random
+        target = (~present).to(torch.uint8).argsort(dim=0, stable=True)  # and in order
+        parts[key] = torch.empty_like(values).scatter(0, target, values.gather(0, source)).reshape(part.shape)
+    return fields.pack(parts, "held_out")

@@ -17,6 +17,7 @@ from torch import Tensor
 from dapcal.distances.metrics import NearestNeighbor, nearest
 from dapcal.distances.projectors import Features, ProjectorRecipe, fitted, project
 from dapcal.distances.radius import Radius, fit_radius
+from dapcal.networks import reads
 from dapcal.storing import Stores
 from dapcal.types import Metric, Posterior, Projector
 
@@ -56,6 +57,12 @@ class Space:
             posterior: whose network gives features.
             y: training targets, for metrics that look at them.
         """
+        fields = reads(posterior.network)
+        if fields is not None and not isinstance(self.projector, Features):
+            raise ValueError(
+                f"Expected features as the space of a network with several inputs {list(fields.names)}: packed side by "
+                "side, they have no distance; use Space(Features())"
+            )
         projector = fitted(self.projector, train, posterior)
         points, recipe = project(projector, train), self.metric
         metric = recipe.fit_metric(points, y) if isinstance(recipe, MetricRecipe) else recipe(points)

@@ -25,10 +25,14 @@ from dapcal.networks.layout import (
     split_state,
 )
 from dapcal.networks.passes import Pass, layer_input, open_pass, shared
+from dapcal.networks.reading import reading, reads
+from dapcal.networks.running import run, running
+from dapcal.networks.taking import any_inputs, packed, packed_batches, take
 
 __all__ = [
-    "MEMORY", "Layout", "Pass", "as_tensor", "backward_in_evaluation", "check_outputs", "checked_outputs",
-    "dense_chain", "entering", "evaluate", "execution_order", "feature_layer", "first_input", "frozen_copy",
-    "last_linear", "layer_input", "layer_names", "layout_of", "leaving", "one_column", "open_pass", "own_layers",
-    "parameter_name", "plain", "same_weights", "shared", "split_state", "unfused", "vectorises", "vectorising",
+    "MEMORY", "Layout", "Pass", "any_inputs", "as_tensor", "backward_in_evaluation", "check_outputs",
+    "checked_outputs", "dense_chain", "entering", "evaluate", "execution_order", "feature_layer", "first_input",
+    "frozen_copy", "last_linear", "layer_input", "layer_names", "layout_of", "leaving", "one_column", "open_pass",
+    "own_layers", "packed", "packed_batches", "parameter_name", "plain", "reading", "reads", "run", "running",
+    "same_weights", "shared", "split_state", "take", "unfused", "vectorises", "vectorising",
 ]  # fmt: skip

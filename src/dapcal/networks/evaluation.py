@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dapcal.errors import NotOutputs
 from dapcal.networks.hooks import entering, unfused
 from dapcal.networks.passes import Pass
+from dapcal.networks.running import running
 
 MEMORY = 2**28  # bytes of activations that one step may take, about
 
@@ -95,7 +97,12 @@ def evaluate(
             run = all_at_once
         else:
             run = one_by_one
-        found = torch.cat([check_outputs(run(batch.to(device)), len(batch)) for batch in x.split(batch_size)], 1)
+        parts = []
+        for batch in x.split(batch_size):
+            with running(model, batch):
+                outputs = run(batch.to(device))
+            parts.append(check_outputs(outputs, len(batch)))
+        found = torch.cat(parts, 1)
     if first is not None:
         first.keep(caught)
     if every is not None:
@@ -176,7 +183,7 @@ def as_tensor(output: object) -> Tensor:
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     found = output if logits is None else logits
     if not isinstance(found, Tensor):
-        raise TypeError(
+        raise NotOutputs(
             f"Expected the model to return a tensor (N, C), got {type(found).__name__}; return the outputs alone, or a "
             "mapping or object that has them as `logits`"
         )

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dapcal.networks.running import run
+
 Enters = Callable[[str, Tensor], None]
 """Told the name of a layer and what it was called with first."""
 
@@ -62,7 +64,7 @@ def execution_order(network: nn.Module, modules: Mapping[str, nn.Module], x: Ten
     """Names of some of a network's modules in the order in which they run on x."""
     order: list[str] = []
     with torch.no_grad(), unfused(), entering(modules, lambda name, _: order.append(name)):
-        network(x.to(next(network.parameters()).device))
+        run(network, x)
     return order
 
 

@@ -6,12 +6,15 @@ import copy
 from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dapcal.networks.hooks import execution_order
 from dapcal.storing import Stores
+
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,25 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The network itself where it is wrapped by `torch.compile`, whose wrappers put words before its names."""
-    inside = getattr(model, "_orig_mod", model)
-    if not any(hasattr(module, "_orig_mod") for module in inside.modules()):
-        return inside
-    found = copy.deepcopy(inside)
-    for name, module in list(found.named_modules()):
-        if hasattr(module, "_orig_mod"):
-            found.set_submodule(name.replace("._orig_mod", ""), module._orig_mod)
-    return found
+    """The network itself, in single precision: without `torch.compile` and `DataParallel`, which wrap it.
+
+    Their wrappers put words before its names. Weights in half precision are converted, for what is done with outputs
+    and draws needs more digits: a copy of the network with float32 weights.
+    """
+    inside: Any = model
+    while True:
+        if hasattr(inside, "_orig_mod"):
+            inside = inside._orig_mod
+        elif isinstance(inside, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inside = inside.module
+        else:
+            break
+    if any(hasattr(module, "_orig_mod") for module in inside.modules()):
+        inside = copy.deepcopy(inside)
+        for name, module in list(inside.named_modules()):
+            if hasattr(module, "_orig_mod"):
+                inside.set_submodule(name.replace("._orig_mod", ""), module._orig_mod)
+    return copy.deepcopy(inside).float() if any(weight.dtype in HALF for weight in inside.parameters()) else inside
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from dapcal.data import Data, Labelled, in_memory
 from dapcal.likelihoods import Gaussian, Likelihood
-from dapcal.networks import plain
+from dapcal.networks import plain, reading, take
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import samples
 from dapcal.posteriors._training import batched
@@ -58,9 +58,8 @@ def fit(
         raise ValueError(f"Expected `members` >= 1, got {members}")
     if options.get("checkpoint") is not None:
         raise ValueError("Every member has a checkpoint of its own; give their `folder` in place of `checkpoint`")
-    data = in_memory(train, "train")
-    source: Data = data if not isinstance(data, tuple) else (data.x, data.y)
-    trained = []
+    trained: list[tuple[nn.Module, Likelihood]] = []
+    fields, source = None, train
     for number in range(members):
         own: Options = {**options}
         if folder is not None:
@@ -68,7 +67,13 @@ def fit(
         if options.get("progress") is True:
             own["progress"] = Bar(f"member {number + 1}/{members}")
         alone = seed * members + number
-        member = map_posterior.fit(_made(make, alone), likelihood, source, prior_scale=prior_scale, seed=alone, **own)
+        network = _made(make, alone)
+        if number == 0:  # all members take what the first does
+            _, fields, taken = take(network, {"train": train, "held_out": options.get("held_out")}, loaders=True)
+            source, options["held_out"] = in_memory(taken["train"], "train"), taken["held_out"]
+        own["held_out"] = options["held_out"]
+        network = reading(plain(network), fields)
+        member = map_posterior.fit(network, likelihood, source, prior_scale=prior_scale, seed=alone, **own)
         trained.append((member.network, member.likelihood))
     return of([network for network, _ in trained], pooled([own for _, own in trained]))
 

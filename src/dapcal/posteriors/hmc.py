@@ -13,6 +13,7 @@ from torch.func import functional_call
 from dapcal.data import Data, gather
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import (
+    any_inputs,
     as_tensor,
     backward_in_evaluation,
     check_outputs,
@@ -39,6 +40,7 @@ class Chain(NamedTuple):
     divergences: int
 
 
+@any_inputs
 def fit(
     model: nn.Module,
     likelihood: Likelihood,

@@ -19,6 +19,7 @@ from dapcal.data import Data, in_memory
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import (
+    any_inputs,
     checked_outputs,
     first_input,
     frozen_copy,
@@ -44,6 +45,7 @@ __all__ = [
 Structure = type[Diagonal] | type[Kronecker] | type[Full]
 
 
+@any_inputs
 @torch.inference_mode(False)  # the curvature needs gradients
 def fit(
     model: nn.Module,
@@ -103,6 +105,7 @@ def fit(
     )
 
 
+@any_inputs
 @torch.inference_mode(False)
 def last_layer(
     model: nn.Module,

@@ -21,6 +21,7 @@ from dapcal.networks import (
     checked_outputs,
     layer_input,
     parameter_name,
+    running,
     vectorising,
 )
 from dapcal.prior import Prior
@@ -192,8 +193,9 @@ def pooled_weights(likelihood: Likelihood, left: Tensor) -> Tensor:
 
 def center_outputs(model: nn.Module, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     """Outputs (N, C) of one set of parameters and buffers, without gradients."""
-    with torch.no_grad():
-        return checked_outputs(functional_call(model, parameters, (x,)), len(x))
+    with torch.no_grad(), running(model, x):
+        outputs = functional_call(model, parameters, (x,))
+    return checked_outputs(outputs, len(x))
 
 
 def pulled_back(

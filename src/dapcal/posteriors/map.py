@@ -10,7 +10,7 @@ from torch import nn
 
 from dapcal.data import Data, in_memory
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import frozen_copy, layout_of, split_state
+from dapcal.networks import any_inputs, frozen_copy, layout_of, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
 from dapcal.posteriors._training.trainer import minimise
@@ -19,6 +19,7 @@ from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior
 
 
+@any_inputs
 def fit(
     model: nn.Module,
     likelihood: Likelihood,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dapcal.data import Data, Labelled
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
-from dapcal.networks import checked_outputs, last_linear
+from dapcal.networks import checked_outputs, last_linear, run
 from dapcal.posteriors import laplace
 from dapcal.posteriors.network import NetworkPosterior
 
@@ -110,9 +110,8 @@ def refuse_probabilities(outputs: Tensor) -> None:
 
 def outputs_at(network: nn.Module, x: Tensor) -> Tensor:
     """Outputs (N, C) of a network, which is in evaluation mode."""
-    device = next((p.device for p in network.parameters()), x.device)
     with torch.no_grad():
-        return checked_outputs(network(x.to(device)), len(x))
+        return checked_outputs(run(network, x), len(x))
 
 
 def residual_noise(networks: Sequence[nn.Module], train: Labelled, targets: int) -> float:

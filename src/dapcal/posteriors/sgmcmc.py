@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dapcal.data import Data, batch_count, in_memory
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import frozen_copy, split_state
+from dapcal.networks import any_inputs, frozen_copy, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
 from dapcal.posteriors._training.trainer import run
@@ -36,6 +36,7 @@ _REFUSED = {
 }
 
 
+@any_inputs
 def sgld(
     model: nn.Module,
     likelihood: Likelihood,
@@ -81,6 +82,7 @@ def sgld(
     return _sample(model, likelihood, train, plan, prior_scale, seed, aware, options)
 
 
+@any_inputs
 def sghmc(
     model: nn.Module,
     likelihood: Likelihood,

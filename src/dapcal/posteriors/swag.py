@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from dapcal.data import Data, Labelled, batch_count, in_memory, shuffled, size
 from dapcal.gaussians.low_rank import LowRankGaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import Layout, frozen_copy, split_state
+from dapcal.networks import Layout, any_inputs, frozen_copy, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
 from dapcal.posteriors._training.trainer import minimise
@@ -31,6 +31,7 @@ def momentum(parameters: list[Tensor], learning_rate: float) -> Optimizer:
     return SGD(parameters, learning_rate, momentum=0.9)
 
 
+@any_inputs
 def fit(
     model: nn.Module,
     likelihood: Likelihood,

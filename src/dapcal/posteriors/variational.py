@@ -15,6 +15,7 @@ from dapcal.data import Data, Labelled, batch_count, in_memory, size
 from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import (
+    any_inputs,
     as_tensor,
     backward_in_evaluation,
     evaluate,
@@ -36,6 +37,7 @@ from dapcal.posteriors.training import Options, Training
 from dapcal.prior import Aware, make_prior
 
 
+@any_inputs
 def fit(
     model: nn.Module,
     likelihood: Likelihood,

@@ -15,6 +15,7 @@ from dapcal.gaussians import DiagonalGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import (
     MEMORY,
+    any_inputs,
     as_tensor,
     backward_in_evaluation,
     evaluate,
@@ -33,6 +34,7 @@ from dapcal.posteriors.training import Options, Training, schedule_of
 from dapcal.prior import Aware, make_prior
 
 
+@any_inputs
 def fit(
     model: nn.Module,
     likelihood: Likelihood,

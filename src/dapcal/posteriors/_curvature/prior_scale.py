@@ -10,6 +10,7 @@ import numpy as np
 
 from dapcal.data import Data, gather
 from dapcal.ensembles import seen
+from dapcal.networks import take
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.records import DapcalWarning
 
@@ -85,7 +86,8 @@ class HeldOut:
 
     def __call__(self, candidates: Candidates) -> float:
         """Try them all."""
-        held_out = gather(self.data, "data")
+        taken = take(candidates.posterior(self.lowest, drawn=False), {"data": self.data})
+        held_out = gather(taken.data["data"], "data")
 
         def nll(sigma0: float) -> float:
             posterior = candidates.posterior(sigma0, drawn=False)

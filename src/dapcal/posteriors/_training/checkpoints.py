@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dapcal.data import Labelled
 from dapcal.files import complete_or_absent, replaceable
+from dapcal.inputs import targets_in
 from dapcal.records import DapcalWarning
 
 FORMAT = 2
@@ -158,8 +159,8 @@ def _digest_of_pairs(data: Dataset) -> str:
         value = hashlib.sha256()
         with _same_randomness():
             for index in range(rows):
-                x, y = data[index]
-                _add(value, (x, y) if inputs else y)
+                item = data[index]
+                _add(value, item if inputs else targets_in(item) if isinstance(item, Mapping) else item[-1])
         return value.hexdigest()
 
     few = min(count, 8)

@@ -20,6 +20,7 @@ from dapcal.networks import (
     frozen_copy,
     layout_of,
     one_column,
+    run,
     split_state,
 )
 from dapcal.posteriors._training.checks import check
@@ -141,7 +142,7 @@ def with_targets(
         return data
     device = next(model.parameters()).device
     with torch.no_grad(), training.autocast(device):
-        one = one_column(as_tensor(model(data.x[:1].to(device))))
+        one = one_column(as_tensor(run(model, data.x[:1])))
     targets = likelihood.check(one.expand(len(data.x), -1), data.y)
     return Labelled(data.x, targets.to(data.x.device))
 
