@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -126,6 +125,8 @@ def fit_weights(distances: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tens
         logits: (N, K).
         labels: (N,).
     """
+    from scipy.optimize import minimize
+
     unit = distances.mean(0).where(distances.mean(0) > 0, 1.0)  # weights of one order of magnitude search better
     design = torch.cat([distances / unit, torch.ones_like(distances[:, :1])], 1)
     right = logits.gather(1, labels[:, None])[:, 0]

@@ -7,7 +7,6 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from dapcal.data import Data, gather
@@ -81,6 +80,7 @@ class Scaled(nn.Module):
 
 def best_temperature(logits: Tensor, labels: Tensor) -> float:
     """The T of smallest NLL: the NLL is convex in 1/T, so it has one minimum in log T."""
+    from scipy.optimize import minimize_scalar
 
     def loss(log_temperature: float) -> float:
         return nll(logits, labels, math.exp(log_temperature))

@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scipy.stats import t
-
 ALPHA = 0.05
 
 
@@ -58,6 +56,8 @@ def judge(found: Sequence[Paired], limit: float, alpha: float = ALPHA) -> list[J
 
 def p_value(one: Paired, limit: float) -> float:
     """Of Student's t for "the mean is at most `limit`"; without any spread it is known whether it is."""
+    from scipy.stats import t
+
     if one.error == 0:
         return float(one.mean <= limit)
     return float(t.sf((one.mean - limit) / one.error, one.freedom))
@@ -65,6 +65,8 @@ def p_value(one: Paired, limit: float) -> float:
 
 def lower_bound(one: Paired, level: float) -> float:
     """What the mean is larger than, with confidence 1 − level."""
+    from scipy.stats import t
+
     return one.mean if one.error == 0 else one.mean - float(t.isf(level, one.freedom)) * one.error
 
 
