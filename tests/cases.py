@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from dapcal.adjust import Inflate, MomentMatched, Reweight, SelfNormalised, Transport, Unchanged
+from dapcal.calibration.search import Curve, search
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
 
@@ -72,6 +77,18 @@ def network_posterior(likelihood, outputs, draws=30, scale=0.2):
 
 def inputs(n):
     return torch.randn(n, 2, generator=torch.Generator().manual_seed(3))
+
+
+@contextmanager
+def coarsely(candidates: int = 5) -> Iterator[None]:
+    """Few values of φ, for tests of what comes before and after their search."""
+
+    def few(*arguments, **options) -> tuple[float, Curve]:
+        return search(*arguments, **options | {"candidates": candidates, "rounds": 0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function
+        yield
 
 
 def hears_ctrl_c() -> None:

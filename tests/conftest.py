@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from cases import coarsely
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import gaussian
 
@@ -16,11 +19,34 @@ torch.set_num_threads(1)  # small tensors: threads that wait for each other cost
 os.environ["OMP_NUM_THREADS"] = "1"  # so in processes that tests start
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     """Every test draws from the same global generator, and leaves it as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # not `torch.manual_seed`, which keeps a call stack for every device
+        yield
+
+
+COARSE = frozenset(
+    f"test_{name}"
+    for name in (
+        "calibrated", "class_gaussian", "cli_networks", "cli_tables", "cli_tables_refused", "deploy", "evidence",
+        "explain", "invariance", "members", "network_model", "no_harm", "plain_network", "recipes", "report",
+        "report_page", "revert", "sgmcmc", "sklearn", "swag", "table_model", "trained_detectors", "uci_gap", "vogn",
+    )
+)  # fmt: skip
+"""Files whose tests are about what comes before and after the search for φ, which tries few values there."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _coarsely(request: pytest.FixtureRequest):
+    with coarsely(12) if request.module.__name__ in COARSE else nullcontext():
         yield
 
 
