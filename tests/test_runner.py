@@ -8,20 +8,20 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from cases import hears_ctrl_c
 from dapcal import cli
 from dapcal.experiments import EXPERIMENTS, parallel
 from dapcal.experiments.images.run import run_task, settings
@@ -33,6 +33,7 @@ BLOBS = Experiment(
     "Blobs", "Made up.", partial(run_task, "blobs", TASK), ("seeds", "device", "parts", "jobs", "full"), settings(TASK)
 )
 SHORT = {"seeds": 2, "parts": ("paper",)}
+FORK = multiprocessing.get_context("fork")
 PROCESSES = Path("/proc")
 sees_processes = pytest.mark.skipif(not (PROCESSES / "self" / "stat").exists(), reason="looks at processes in /proc")
 
@@ -93,56 +94,38 @@ def finished_files(folder: Path) -> int:
 # Killed and gone on
 
 
-def killed_and_finished(folder: Path, jobs: int) -> None:
-    """Runs that are killed at random moments, later and later, and one that is not."""
-    context, moments = multiprocessing.get_context("fork"), random.Random(jobs)
+@sees_processes
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_kills_at_random_moments_change_nothing(jobs: int, uninterrupted: dict, tmp_path: Path, monkeypatch):
+    """Runs that are killed, later and later; one process finishes what two have begun.
+
+    Processes are forked: so they have imported everything, which spares minutes.
+    """
+    moments = random.Random(jobs)
+    monkeypatch.setattr(parallel, "get_context", lambda _: FORK)
 
     def run() -> None:
         os.setsid()
-        small_run(folder, jobs)
+        small_run(tmp_path, jobs)
 
     for files in (0, 2, 8, 14):  # of 18
         while True:
-            child = context.Process(target=run)
+            child = FORK.Process(target=run)
             child.start()
-            wait_for(lambda child=child, files=files: finished_files(folder) >= files or not child.is_alive())
+            wait_for(lambda child=child, files=files: finished_files(tmp_path) >= files or not child.is_alive())
             child.join(moments.uniform(0, 0.1))
             if child.exitcode is None:
                 break
             assert child.exitcode == 0
-            (folder / "blobs.json").unlink()  # came to its end before the kill: start anew
+            (tmp_path / "blobs.json").unlink()  # came to its end before the kill: start anew
         child.kill()
         child.join()
         assert child.exitcode == -signal.SIGKILL
-        assert not (folder / "blobs.json").exists()
+        assert not (tmp_path / "blobs.json").exists()
         assert_all_end(child.pid)  # the processes of a killed run too
-    small_run(folder, jobs)
-
-
-def forked_killed_and_finished(folder: str) -> None:
-    """The same with two jobs, whose processes are forked: so they have imported everything, which spares minutes."""
-    torch.set_num_threads(1)
-    parallel.get_context = lambda _: multiprocessing.get_context("fork")
-    small_run(Path(folder) / "whole")
-    killed_and_finished(Path(folder), 2)
-
-
-@sees_processes
-def test_kills_at_random_moments_change_nothing(uninterrupted: dict, tmp_path: Path):
-    killed_and_finished(tmp_path, 1)
+    small_run(tmp_path)
     assert numbers_of(tmp_path) == uninterrupted
     assert [path.name for path in tmp_path.iterdir()] == ["blobs.json"]
-
-
-@sees_processes
-def test_kills_at_random_moments_change_nothing_with_two_jobs(uninterrupted: dict, tmp_path: Path):
-    command = f"import test_runner; test_runner.forked_killed_and_finished({str(tmp_path)!r})"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", command], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert numbers_of(tmp_path) == uninterrupted
-    assert {path.name for path in tmp_path.iterdir()} == {"blobs.json", "whole"}
 
 
 # Looked at
@@ -177,30 +160,47 @@ def dozing(run: Run) -> Outcome:
     raise AssertionError
 
 
-def command_line(*arguments: str) -> None:
-    """`dapcal`, which knows the blobs too."""
-    torch.set_num_threads(1)
-    EXPERIMENTS["blobs"] = BLOBS
-    EXPERIMENTS["dozing"] = BLOBS._replace(run=dozing)
-    sys.argv[1:] = arguments
-    cli.main()
+class Ended(NamedTuple):
+    """A program that was ended."""
+
+    code: int
+    stderr: str
 
 
-def blown(name: str, folder: Path, blow: signal.Signals, due: Callable[[int], bool]) -> subprocess.CompletedProcess:
-    """`dapcal reproduce` with two jobs until something is due in its group of processes; then the blow."""
-    arguments = ["reproduce", name, "--out", str(folder), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
-    command = [sys.executable, "-W", "ignore", "-c", f"import test_runner; test_runner.command_line(*{arguments})"]
-    with subprocess.Popen(
-        command, cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=hears_ctrl_c,
-    ) as process:  # fmt: skip
-        wait_for(lambda: due(process.pid) or process.poll() is not None)
-        if blow == signal.SIGINT:
-            os.killpg(process.pid, blow)  # to all of them, as a terminal does
-        else:
-            process.send_signal(blow)
-        assert_all_end(process.pid)
-        return subprocess.CompletedProcess(command, process.wait(), stderr=process.stderr.read())
+def blown(folder: Path, blow: signal.Signals, due: Callable[[int], bool]) -> Ended:
+    """`dapcal reproduce dozing` with two jobs until something is due in its group of processes; then the blow.
+
+    The program itself is forked, which spares its imports; the processes that it starts are not.
+    """
+    told = folder.with_suffix(".stderr")
+
+    def command_line() -> None:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stderr = told.open("w", encoding="utf-8", buffering=1)
+        os.dup2(sys.stderr.fileno(), 2)  # of the processes that it starts
+        resource_tracker._resource_tracker._fd = None  # it has one of its own, as a program has
+        EXPERIMENTS["dozing"] = BLOBS._replace(run=dozing)
+        sys.argv[1:] = ["reproduce", "dozing", "--out", str(folder), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
+        cli.main()
+
+    process = FORK.Process(target=command_line)
+    process.start()
+    wait_for(lambda: due(process.pid) or not process.is_alive())
+    if blow == signal.SIGINT:
+        os.killpg(process.pid, blow)  # to all of them, as a terminal does
+    else:
+        os.kill(process.pid, blow)
+    assert_all_end(process.pid)
+    process.join()
+    return Ended(process.exitcode, told.read_text(encoding="utf-8"))
+
+
+def blown_at_work(folder: Path, blow: signal.Signals) -> tuple[Ended, set[str]]:
+    """When both processes are at work; and the names in the folder of unfinished work."""
+    work = folder / "unfinished" / "dozing"
+    ended = blown(folder, blow, lambda _: {"0", "1"} <= {path.name for path in work.glob("*")})
+    return ended, {path.name for path in work.iterdir()}
 
 
 @sees_processes
@@ -208,30 +208,28 @@ def test_ctrl_c_as_processes_start(tmp_path: Path):
     def due(group: int) -> bool:
         return len(members(group)) == 4 and time.sleep(0.3) is None  # with the tracker of their semaphores
 
-    ended = blown("blobs", tmp_path, signal.SIGINT, due)
-    assert ended.returncode == 130, ended.stderr
+    ended = blown(tmp_path / "out", signal.SIGINT, due)
+    assert ended.code == 130, ended.stderr
     assert "Traceback" not in ended.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["unfinished"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["unfinished"]
 
 
 @sees_processes
 def test_ctrl_c_ends_processes_that_are_at_work(tmp_path: Path):
     """All at once, and calls that wait are not begun; the work can be gone on from."""
-    work = tmp_path / "unfinished" / "dozing"
-    ended = blown("dozing", tmp_path, signal.SIGINT, lambda _: {"0", "1"} <= {path.name for path in work.glob("*")})
-    assert ended.returncode == 130, ended.stderr
+    ended, begun = blown_at_work(tmp_path / "out", signal.SIGINT)
+    assert ended.code == 130, ended.stderr
     assert "goes on from what is finished" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert {path.name for path in work.iterdir()} == {"0", "1", "settings.json"}
+    assert begun == {"0", "1", "settings.json"}
 
 
 @sees_processes
-def test_a_killed_run_leaves_no_process_and_another_number_of_jobs_finishes_it(uninterrupted: dict, tmp_path: Path):
-    ended = blown("blobs", tmp_path, signal.SIGKILL, lambda _: finished_files(tmp_path) >= 3)
-    assert ended.returncode == -signal.SIGKILL
-    assert not (tmp_path / "blobs.json").exists()
-    small_run(tmp_path)
-    assert numbers_of(tmp_path) == uninterrupted
+def test_a_killed_run_leaves_no_process(tmp_path: Path):
+    """Though both are in the middle of a call."""
+    ended, begun = blown_at_work(tmp_path / "out", signal.SIGKILL)
+    assert ended.code == -signal.SIGKILL, ended.stderr
+    assert begun == {"0", "1", "settings.json"}
 
 
 # Result files
