@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 
 import pytest
 import torch
 
+from dapcal.experiments import parallel
 from dapcal.experiments.datasets import Table
 from dapcal.experiments.gap.evaluation import evaluate
 from dapcal.experiments.gap.experiment import EXPERIMENT, run_plan
@@ -154,8 +156,9 @@ def test_summary_by_hand():
     assert "log_likelihood_gain" not in summary["b"]["VI"]
 
 
-def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path):
-    """Over one process, again with some files lost, and over two processes."""
+def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch):
+    """Over one process, again with some files lost, and over two, which are forked and so have imported everything."""
+    monkeypatch.setattr(parallel, "get_context", lambda _: multiprocessing.get_context("fork"))
     lines = []
     first = run_plan(PLAN, Run(work=tmp_path, say=lines.append)).numbers
     assert len(lines) == 3
