@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack
+import traceback
+import warnings
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+import torch
 from safetensors.torch import load
 
-from dapcal import files
+from cases import coarsely
+from dapcal import artifact, files
+from dapcal.calibrate import Calibrated, calibrate
 from dapcal.files import complete_or_absent, remove_parts, write_text
+from dapcal.tables.writing import writer
 from dapcal.types import DapcalWarning
 
+FORK = multiprocessing.get_context("fork")  # processes that have imported everything
 HOURS_AGO = time.time() - 7300
 
 
@@ -189,12 +194,16 @@ def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
 
 def killed(path: Path) -> Path:
     """A part as a killed writer leaves it."""
-    code = (
-        "import os, sys; from dapcal.files import complete_or_absent\n"
-        "with complete_or_absent(sys.argv[1]) as part:\n    part.write_bytes(b'half'); print(part); os._exit(9)"
-    )
-    told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert told.returncode in (0, 9), told.stderr
+
+    def half() -> None:
+        with complete_or_absent(path) as part:
+            part.write_bytes(b"half")
+            os._exit(9)
+
+    process = FORK.Process(target=half)
+    process.start()
+    process.join()
+    assert process.exitcode == 9
     return next(part for part in path.parent.glob(".*.part"))
 
 
@@ -249,43 +258,32 @@ def test_without_locks_nothing_is_removed_and_that_is_told(tmp_path, monkeypatch
 # Several writers
 
 TIMES = 50
-WRITER = """
-import os, sys, threading, traceback
-os.getpid = lambda: 7  # as in containers, whose processes have equal numbers
-import pyarrow as pa
-import torch
-import dapcal
-from dapcal.likelihoods import Categorical
-from dapcal.posteriors import gaussian
-from dapcal.tables.writing import writer
-from pathlib import Path
 
-folder, process = Path(sys.argv[1]), int(sys.argv[2])
-network = torch.nn.Linear(2, 3)
-scale = {n: torch.full_like(p, 0.3) for n, p in network.named_parameters()}
-x, y = torch.randn(60, 2), torch.arange(60) % 3
-posterior = gaussian.diagonal(network, Categorical(), scale, draws=5)
-calibrated = dapcal.calibrate(posterior, train=(x, y), held_out=(2 * torch.randn(60, 2), y))
-failed = []
 
-def write(number):
-    try:
-        for _ in range(int(sys.argv[3])):
-            for name in ("t.csv", "t.parquet"):
-                with writer(folder / name) as append:
-                    for _ in range(3):
-                        append(pa.table({"a": [number] * (1000 + number)}))
-            mine = {"mine": torch.full((1000 + number,), number)}
-            dapcal.artifact.save(calibrated, folder / "t.dap", attachments=mine)
-    except BaseException:
-        traceback.print_exc()
-        failed.append(number)
+def write_often(calibrated: Calibrated, folder: Path, process: int) -> None:
+    """Four threads, which write three files; the exit code counts those that failed."""
+    os.getpid = lambda: 7  # as in containers, whose processes have equal numbers
+    failed = []
 
-threads = [threading.Thread(target=write, args=(10 * process + i,)) for i in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-sys.exit(len(failed))
-"""
+    def write(number: int) -> None:
+        try:
+            for _ in range(12):
+                for name in ("t.csv", "t.parquet"):
+                    with writer(folder / name) as append:
+                        for _ in range(3):
+                            append(pyarrow.table({"a": [number] * (1000 + number)}))
+                mine = {"mine": torch.full((1000 + number,), number)}
+                artifact.save(calibrated, folder / "t.dap", attachments=mine)
+        except BaseException:
+            traceback.print_exc()
+            failed.append(number)
+
+    threads = [threading.Thread(target=write, args=(10 * process + place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(len(failed))
 
 
 def owner(values: list[int], parts: int) -> int:
@@ -295,21 +293,24 @@ def owner(values: list[int], parts: int) -> int:
     return values[0]
 
 
-def test_of_several_writers_the_last_one_wins_whole(tmp_path):
+def test_of_several_writers_the_last_one_wins_whole(tmp_path, posterior, blobs):
     """Two processes of equal numbers with four threads each, writing the same three files some hundred times."""
-    command = [sys.executable, "-W", "ignore", "-c", WRITER, str(tmp_path)]
-    with ExitStack() as stack:
-        writers = [stack.enter_context(subprocess.Popen([*command, str(number), "12"])) for number in range(2)]
-        looks, seen = 0, set()
-        while any(process.poll() is None for process in writers):
-            if all((tmp_path / name).exists() for name in ("t.csv", "t.parquet", "t.dap")):
-                seen.add(owner([int(line) for line in (tmp_path / "t.csv").read_text().split()[1:]], 3))
-                parquet = pyarrow.BufferReader((tmp_path / "t.parquet").read_bytes())  # opened once
-                owner(pyarrow.parquet.read_table(parquet)["a"].to_pylist(), 3)
-                owner(load((tmp_path / "t.dap").read_bytes())["further.mine"].int().tolist(), 1)
-                looks += 1
-            time.sleep(0.01)  # leaves the processors to the writers
-    assert [process.returncode for process in writers] == [0, 0]
+    with coarsely(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DapcalWarning)
+        calibrated = calibrate(posterior, train=blobs[0], held_out=blobs[1])
+    writers = [FORK.Process(target=write_often, args=(calibrated, tmp_path, number)) for number in range(2)]
+    for process in writers:
+        process.start()
+    looks, seen = 0, set()
+    while any(process.is_alive() for process in writers):
+        if all((tmp_path / name).exists() for name in ("t.csv", "t.parquet", "t.dap")):
+            seen.add(owner([int(line) for line in (tmp_path / "t.csv").read_text().split()[1:]], 3))
+            parquet = pyarrow.BufferReader((tmp_path / "t.parquet").read_bytes())  # opened once
+            owner(pyarrow.parquet.read_table(parquet)["a"].to_pylist(), 3)
+            owner(load((tmp_path / "t.dap").read_bytes())["further.mine"].int().tolist(), 1)
+            looks += 1
+        time.sleep(0.01)  # leaves the processors to the writers
+    assert [process.exitcode for process in writers] == [0, 0]
     assert looks > 5
     assert len(seen) > 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.csv", "t.dap", "t.parquet"]
