@@ -17,7 +17,7 @@ from dapcal.experiments.images.bench import ImageTask
 def pictures(part: str) -> Images:
     """Ten kinds of bright blobs on noise."""
     generator = torch.Generator().manual_seed(int(part == "train"))
-    n = 400 if part == "train" else 100
+    n = 260 if part == "train" else 100
     y = torch.arange(n) % 10
     x = (60 * torch.rand(n, 1, 28, 28, generator=generator)).to(torch.uint8)
     for row, label in zip(x, y.tolist(), strict=True):
@@ -54,8 +54,8 @@ def convolutions(rate: float) -> nn.Sequential:
 
 
 TASK = ImageTask(
-    inside="blobs", outside=("noise", "flat"), network=small, epochs=3, batch_size=128, learning_rate=1e-3,
-    variational_rate=3e-3, swag_epochs=4, draws=26, members=2, held_out=120,
+    inside="blobs", outside=("noise", "flat"), network=small, epochs=3, batch_size=80, learning_rate=1e-3,
+    variational_rate=3e-3, swag_epochs=4, draws=25, members=2, held_out=100,
 )  # fmt: skip
 
 

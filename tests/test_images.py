@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cases import coarsely
 from dapcal import calibrate
-from dapcal.calibration.search import Curve, search
 from dapcal.experiments.images import bench as image_bench
 from dapcal.experiments.images import measurement
 from dapcal.experiments.images import methods as image_methods
@@ -50,18 +48,6 @@ class Finished(NamedTuple):
     @property
     def rows(self) -> dict:
         return self.outcome.numbers["runs"][0]["rows"]
-
-
-@contextmanager
-def coarsely() -> Iterator[None]:
-    """Few values of φ: a row of every kind in little time."""
-
-    def few(*arguments, **options) -> tuple[float, Curve]:
-        return search(*arguments, **options | {"candidates": 5, "rounds": 0})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +95,7 @@ def test_every_row_is_made_and_measured(finished, network):
 
 def test_the_papers_rows_with_the_network_of_fashion_mnist(tmp_path: Path):
     with coarsely():
-        outcome = run_task("blobs", replace(TASK, network=lenet), Run(tmp_path, seeds=1, parts=("paper",)))
+        outcome = run_task("blobs", replace(TASK, network=lenet, epochs=2), Run(tmp_path, seeds=1, parts=("paper",)))
     rows = outcome.numbers["runs"][0]["rows"]
     assert list(rows) == [name for name, method in methods(TASK.outside).items() if method.part == "paper"]
     assert rows["DAP, paper's"]["facts"]["notes"][-1].startswith("calibrated on ")
