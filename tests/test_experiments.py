@@ -8,35 +8,42 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from cases import hears_ctrl_c
+from cases import coarsely, hears_ctrl_c
 from dapcal.cli import app
-from dapcal.experiments import DEMO, EXPERIMENTS
+from dapcal.experiments import DEMO, EXPERIMENTS, plots
 from dapcal.experiments.page.results import results_page
 from dapcal.experiments.page.tables import posteriors_table, results_table, with_table
+from dapcal.experiments.plots import mesh
 from dapcal.experiments.records import Outcome, Run, one_thread
 from dapcal.experiments.runner import run_and_write, write_page
-from dapcal.experiments.toys import every_posterior, sinusoid, two_moons
+from dapcal.experiments.toys import every_posterior, posterior_plots, sinusoid, two_moons
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too few epochs for a good posterior, enough to run everything."""
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Too few epochs for a good posterior and values of φ for the best, enough to run everything."""
     for module in (two_moons, sinusoid):
-        monkeypatch.setattr(module, "MAP_EPOCHS", 30)
+        monkeypatch.setattr(module, "MAP_EPOCHS", 20)
         monkeypatch.setattr(module, "POINTS", 200)
-        monkeypatch.setattr(module, "DRAWS", 30)
-    monkeypatch.setattr(two_moons, "VI_EPOCHS", 60)
-    few = {"DRAWS": 20, "MEMBERS": 2, "NUTS_DRAWS": 6, "NUTS_WARM_UP": 6, "NUTS_DEPTH": 3, "EPOCHS": 40}
+        monkeypatch.setattr(module, "DRAWS", 10)
+    monkeypatch.setattr(two_moons, "VI_EPOCHS", 20)
+    few = {"DRAWS": 8, "MEMBERS": 2, "NUTS_DRAWS": 4, "NUTS_WARM_UP": 4, "NUTS_DEPTH": 2, "EPOCHS": 10}
     for name, value in few.items():
         monkeypatch.setattr(every_posterior, name, value)
+    for module in (two_moons, posterior_plots):
+        monkeypatch.setattr(module, "mesh", lambda low, high, _: mesh(low, high, 31))
+    monkeypatch.setitem(plots._STYLE, "savefig.dpi", 60)
+    with coarsely(25):  # what a figure shows needs several
+        yield
 
 
 STAGES = {
