@@ -265,8 +265,7 @@ def test_neighbours_that_the_product_cannot_tell_apart():
 
 PROGRAMS = {  # each way to outputs, kind of task and kind of space once: a trace takes seconds
     "ensemble of CNNs, classes": (members, Categorical(), cnn, {}),
-    "ensemble of chains, regression": (members, Gaussian(0.3), mlp, {"distance": None}),
-    "ensemble of chains, reverting": (members, Gaussian(0.3), mlp, {"adjust": Revert()}),
+    "ensemble of chains, reverting": (members, Gaussian(0.3), mlp, {"distance": None, "adjust": Revert()}),
     "last layer, regression": (
         last_layer, NoiseHead(), mlp, {"distance": [Space(Identity(), name="inputs"), Space(RandomFourier(20))]},
     ),
