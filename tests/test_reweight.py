@@ -64,7 +64,7 @@ def test_weights_run_over_the_aware_parameters_alone():
 @pytest.mark.parametrize("prior", [{}, {"aware": "weight"}, {"aware": {"weight": 1.0, "bias": 0.3}}])
 def test_closed_form_weights_have_mean_one_and_the_known_effective_size(prior):
     """E[w] = 1, and ESS/S → Z(c)²/Z(2c) while 2cσ² < 1."""
-    draws, d = 100_000, 0.8
+    draws, d = 30_000, 0.8
     posterior = line_posterior(MEAN, COVARIANCE, draws, **prior)
     log_weights = Reweight()(posterior, doubles([[1.0]]))(doubles([d])).log_weights
     factor = posterior.prior.factor[posterior.prior.group].numpy()
@@ -72,7 +72,7 @@ def test_closed_form_weights_have_mean_one_and_the_known_effective_size(prior):
     assert 2 * c.max() * np.linalg.eigvalsh(COVARIANCE).max() < 1
     relative = np.exp(2 * log_z(MEAN, COVARIANCE, c) - log_z(MEAN, COVARIANCE, 2 * c))
     error = math.sqrt((1 / relative - 1) / draws)
-    assert error < 0.01
+    assert error < 0.018
     assert total_weight(log_weights).item() == pytest.approx(1, abs=4 * error)
     assert effective_sample_size(log_weights).item() / draws == pytest.approx(relative, rel=0.03)
 
