@@ -60,7 +60,7 @@ def test_quiet_says_nothing(folder: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("posterior", ["laplace", "variational", "swag", "dropout"])
 def test_every_posterior_can_be_asked_for(posterior: str, folder: Path, tmp_path: Path):
-    arguments = ["--target", "city", "--posterior", posterior, "-o", tmp_path / "m.dap", *SMALL]
+    arguments = ["--target", "city", "--posterior", posterior, "-o", tmp_path / "m.dap", *SMALL, "--fast"]
     result = run("fit", folder / "train.csv", *arguments, "--seed", "1", "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["task"] == "classification"

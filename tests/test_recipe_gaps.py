@@ -125,11 +125,13 @@ def test_classes_choose_between_none_and_inflate():
 
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_refits_are_of_the_posteriors_own_kind(name, monkeypatch):
+    monkeypatch.setattr(gaps, "REGIONS", 3)
     kinds = []
     found = gaps._found
     monkeypatch.setattr(gaps, "_found", lambda *given: kinds.append(given[1]) or found(*given))
     fitted = fit(*numbers(120), Gaussian(), 1, replace(QUICK, posterior=name, epochs=4))
     own = fitted.calibrated.posterior
+    assert len(kinds) == 3
     for posterior in kinds:
         assert type(posterior) is type(own)
         assert type(getattr(posterior, "linear", None)) is type(getattr(own, "linear", None))
