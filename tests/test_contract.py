@@ -45,7 +45,16 @@ from dapcal.distances import Space
 from dapcal.distances.projectors import Features, Identity
 from dapcal.ensembles import seen
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MeanAndNoise, NoiseHead, Unconditional
+from dapcal.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    MeanAndNoise,
+    MultiLabel,
+    NoiseHead,
+    Unconditional,
+)
 from dapcal.posteriors import dropout, ensemble, gaussian, hmc, laplace, samples, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.linear import LastLayer, Linearised
@@ -102,10 +111,11 @@ class Case(NamedTuple):
 CASES = {
     "categorical": Case(Categorical(), 3, 3, lambda: body(3), lambda: body(3)),
     "bernoulli": Case(Bernoulli(), 1, 2, lambda: body(1), lambda: body(1)),
+    "multi-label": Case(MultiLabel(), 2, 2, lambda: body(2), lambda: body(2)),
     "gaussian": Case(Gaussian(0.5), 1, 1, lambda: body(1), lambda: body(1)),
     "noise head": Case(NoiseHead(), 2, 1, lambda: MeanAndNoise(body(1), body(1)), lambda: body(2), "mean.*"),
 }
-CLASSES, TARGETS = ("categorical", "bernoulli"), ("gaussian", "noise head")
+CLASSES, LABELS, TARGETS = ("categorical", "bernoulli"), ("multi-label",), ("gaussian", "noise head")
 
 
 def made(make: Callable[[], nn.Module], seed: int, place: Place = SINGLE) -> nn.Module:
@@ -119,6 +129,8 @@ def data(kind: str, seed: int, n: int = 48, place: Place = SINGLE) -> tuple[Tens
     signal = 1.5 * x[:, 0] - x[:, 1] + 0.5 * inputs(n, seed + 100, place)[:, 0]
     if kind in TARGETS:
         return x, torch.tanh(signal)
+    if kind in LABELS:
+        return x, torch.stack([signal > 0, signal.abs() > 1], 1).long()
     return x, torch.bucketize(signal, torch.tensor([-1.0, 1.0] if kind == "categorical" else [0.0]).to(signal))
 
 
@@ -272,9 +284,11 @@ ADJUSTMENTS = {
     "reweight": Rule(Reweight(), MOMENTS, proper=False),
     "reweight smooth": Rule(Reweight(smooth=True), MOMENTS, proper=False),
     "reweight normalise": Rule(Reweight(normalise=True), MOMENTS, exact=False),
-    "reweight complete": Rule(Reweight(complete=True), MOMENTS, kinds=CLASSES, exact=False),
+    "reweight complete": Rule(Reweight(complete=True), MOMENTS, kinds=(*CLASSES, *LABELS), exact=False),
     "self-normalised": Rule(Reweight(SelfNormalised()), PRIOR),
-    "self-normalised complete": Rule(Reweight(SelfNormalised(), complete=True), PRIOR, kinds=CLASSES, exact=False),
+    "self-normalised complete": Rule(
+        Reweight(SelfNormalised(), complete=True), PRIOR, kinds=(*CLASSES, *LABELS), exact=False
+    ),
     "matched": Rule(MomentMatched(), MOMENTS, proper=False, diagonal=True),
     "matched normalise": Rule(MomentMatched(normalise=True), MOMENTS, diagonal=True, exact=False),
     "transport": Rule(Transport(), MOMENTS),
@@ -422,11 +436,11 @@ def test_distance_zero_gives_back_the_base_posterior(name, kind, adjust):
         return
     expected = numbers(base)
     for part, value in numbers(found).items():
-        assert torch.equal(value, expected[part]), part
+        assert torch.equal(value, expected[part].expand_as(value)), part  # one spread of 0, or one for every output
     among_others = numbers(adjusted(torch.tensor([0.0, 3.0, 0.0, 0.1, 50.0, 0.0])))
     for part, value in among_others.items():
         keep = [0, 2, 5]
-        one, two = (t[keep] if part == "spread" else t[:, keep] for t in (value, expected[part]))
+        one, two = (t[keep] if part == "spread" else t[:, keep] for t in (value, expected[part].expand_as(value)))
         assert torch.equal(one, two), part
 
 
@@ -471,6 +485,24 @@ def test_class_probabilities_sum_to_one(name, kind, adjust):
             assert (part >= -1e-6).all(), d
         assert (prediction.entropy <= np.log(classes) + 1e-5).all()
         torch.testing.assert_close(prediction.epistemic + prediction.aleatoric, prediction.variance)
+
+
+@combinations(lambda row, rule: rule.proper, LABELS)
+def test_label_probabilities_are_probabilities(name, kind, adjust):
+    posterior, x = fitted(name, kind), inputs(6, 9)
+    adjusted = ADJUSTMENTS[adjust].adjust(posterior, x)
+    every = torch.tensor(list(itertools.product((0, 1), repeat=2)))
+    for d in DISTANCES:
+        prediction = prediction_of(posterior, adjusted, constant(d, 6))
+        assert prediction.probs.shape == (6, 2)
+        assert ((prediction.probs >= 0) & (prediction.probs <= 1)).all(), d
+        for density in (prediction.log_prob, prediction.log_prob_mixture):
+            total = sum(density(labels.expand(6, 2)).double().exp() for labels in every)
+            torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-5)
+        for part in (prediction.entropy, prediction.mutual_information, prediction.epistemic, prediction.aleatoric):
+            assert part.isfinite().all(), d
+            assert (part >= -1e-6).all(), d
+        assert (prediction.entropy <= 2 * np.log(2) + 1e-5).all()
 
 
 def integral(likelihood: Likelihood, found: Ensemble, row: int, mixture: bool) -> float:
@@ -522,6 +554,18 @@ def closed(row: Row, rule: Rule) -> bool:
 
 
 GROWING = (0.0, 1e-6, 1e-3, 0.1, 1.0, 30.0, 1e3, 1e6, 1e9)
+
+
+@combinations(closed, LABELS)
+def test_every_label_tends_to_one_half(name, kind, adjust):
+    posterior, x = fitted(name, kind), inputs(40, 9)
+    likelihood, adjusted = posterior.likelihood, ADJUSTMENTS[adjust].adjust(posterior, x)
+    probs = torch.stack([likelihood.mean(adjusted(constant(d, 40))) for d in GROWING])  # (D, N, L) in float64
+    assert ((probs - 0.5).abs().diff(dim=0) <= 1e-12).all()
+    assert ((probs > 0.5) == (probs[0] > 0.5)).all()
+    assert ((probs[-1] - 0.5).abs() < (probs[0] - 0.5).abs() - 1e-6).any()
+    if adjust == "inflate":
+        torch.testing.assert_close(probs[-1], torch.full_like(probs[-1], 0.5), rtol=0, atol=1e-3)
 
 
 @combinations(closed, CLASSES)

@@ -34,7 +34,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"types": ("dapcal.types", "dapcal.ensembles", "dapcal.hardest")},
     {"posteriors": ("dapcal.posteriors",)},
     {"distances": ("dapcal.distances", "dapcal.ranks")},
-    {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics",)},
+    {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics", "dapcal.label_metrics")},
     {"calibration": ("dapcal.calibration",)},
     {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
     {"calibrate": ("dapcal.calibrate", "dapcal.artifact")},

@@ -93,7 +93,7 @@ def test_the_likelihood_that_was_given_counts():
         (1, torch.tensor([0, 3, 2, 1]), "counts"),
         (1, torch.tensor([0.0, 1.0, 1.0, 0.0]), "Bernoulli"),
         (2, torch.tensor([0.1, 1.0, 1.2, 0.0]), "NoiseHead"),
-        (2, torch.ones(4, 2).long(), "whole-number"),
+        (2, 2 * torch.ones(4, 2).long(), "whole-number"),
     ],
 )
 def test_what_is_in_doubt_is_asked_for(outputs, y, words):

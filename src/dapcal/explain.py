@@ -16,7 +16,6 @@ from dapcal.distances import FittedSpace
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import Identity, project
 from dapcal.evidence import Piece
-from dapcal.likelihoods import ClassLikelihood
 from dapcal.predictive import Prediction
 from dapcal.types import LEVEL, NeighborIndex
 
@@ -229,7 +228,7 @@ def _answer(prediction: Prediction) -> Answer:
     def plain(values: Tensor) -> tuple[float, ...]:
         return tuple(values.double().flatten().tolist())
 
-    if isinstance(prediction.likelihood, ClassLikelihood):
+    if prediction.likelihood.task != "regression":
         return Answer(plain(prediction.mean), (), (), (), plain(prediction.epistemic))
     lower, upper = prediction.interval(LEVEL)
     deviation = prediction.variance.double().sqrt()

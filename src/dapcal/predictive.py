@@ -69,8 +69,9 @@ class Prediction:
         """Plain arrays by name, one row an input: what tables and services show.
 
         Classes: `prediction`, the most likely class; `probability`, (N, K); `epistemic` and `aleatoric`, the two parts
-        of 1 − Σ p². Targets: `prediction`, `lower` and `upper` of the interval that holds the target with probability
-        `level`, `epistemic` and `aleatoric` as standard deviations, (N, K) each. Both: `distance`, `ood_score`,
+        of 1 − Σ p². Labels: `prediction`, 0 or 1, `probability`, and the two parts of p (1 − p), (N, L) each.
+        Targets: `prediction`, `lower` and `upper` of the interval that holds the target with probability `level`,
+        `epistemic` and `aleatoric` as standard deviations, (N, K) each. All: `distance`, `ood_score`,
         `ood_p_value`, `ood`, whether that is at most `alpha`, and `reason`, why it is (see `reasons`).
 
         Args:
@@ -99,7 +100,7 @@ class Prediction:
         flagged = (self.ood_p_value <= alpha).tolist()
         if not self.evidence:
             return [""] * len(flagged)
-        is_classification = isinstance(self.likelihood, ClassLikelihood)
+        is_classification = self.likelihood.task != "regression"
         named = zip(flagged, leading(self.evidence), strict=True)
         return [in_words(piece, is_classification) if flag else "" for flag, piece in named]
 
@@ -116,20 +117,17 @@ class Prediction:
 
     @cached_property
     def mean(self) -> Tensor:
-        """Predictive mean: class probabilities (N, K) or expected targets (N, K)."""
-        mean = self.likelihood.mean(self.ensemble)
-        rounded = self._like_outputs(mean)
-        return _with_top(mean, rounded) if isinstance(self.likelihood, ClassLikelihood) else rounded
+        """Predictive mean: probabilities of classes (N, K) or labels (N, L), or expected targets (N, K)."""
+        return self._rounded(self.likelihood.mean(self.ensemble))
 
     @cached_property
     def probs(self) -> Tensor:
-        """Class probabilities, (N, K)."""
-        exact = self.likelihood.probabilities(self.ensemble)
-        return _with_top(exact, self._like_outputs(exact))
+        """Class probabilities, (N, K), or those of labels, (N, L)."""
+        return self._rounded(self.likelihood.probabilities(self.ensemble))
 
     @cached_property
     def variance(self) -> Tensor:
-        """Total predictive variance: 1 − Σ p² for classes (N,), per target (N, K) in regression."""
+        """Total predictive variance: 1 − Σ p² for classes (N,), p (1 − p) of labels (N, L), of targets (N, K)."""
         return self._like_outputs(self._split.total)
 
     @cached_property
@@ -161,6 +159,11 @@ class Prediction:
 
     def prediction_set(self, level: float = LEVEL) -> Tensor:
         """Smallest set of classes with probability at least `level`, as a mask (N, K)."""
+        if not isinstance(self.likelihood, ClassLikelihood):
+            raise TypeError(
+                f"A prediction set holds the one class of an input, and {type(self.likelihood).__name__} has none; use "
+                f"{'`interval`' if self.likelihood.task == 'regression' else '`probs`'}"
+            )
         probabilities, order = self.probs.sort(-1, descending=True)
         before = probabilities.cumsum(-1) - probabilities
         return torch.zeros_like(order, dtype=torch.bool).scatter(-1, order, before < _check_level(level))
@@ -228,6 +231,10 @@ class Prediction:
     @cached_property
     def _split(self) -> Split:
         return self.likelihood.split(self.ensemble, self.base_ensemble)
+
+    def _rounded(self, exact: Tensor) -> Tensor:
+        rounded = self._like_outputs(exact)
+        return _with_top(exact, rounded) if isinstance(self.likelihood, ClassLikelihood) else rounded
 
     def _check(self, y: Tensor) -> Tensor:
         return self.likelihood.check(self.ensemble.outputs, y.to(self.ensemble.outputs.device))

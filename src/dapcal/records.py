@@ -20,8 +20,8 @@ class DapcalWarning(UserWarning):
 class Conditional(NamedTuple):
     """Moments of p(y | θ_s, x_n) for every draw: all that predictions need of a likelihood, computed once."""
 
-    mean: Tensor  # (S, N, K) class probabilities, or the expected target
-    variance: Tensor  # (S, N) for classes: 1 − Σ p²; (S, N, K) for targets
+    mean: Tensor  # (S, N, K) class or label probabilities, or the expected target
+    variance: Tensor  # (S, N) for classes: 1 − Σ p²; (S, N, K) for labels and targets
     entropy: Tensor  # (S, N)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dapcal import metrics
-from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.likelihoods import Likelihood
 from dapcal.records import ALPHA, LEVEL
 from dapcal.storing import Stores
 from dapcal.types import Ensemble
@@ -22,10 +22,11 @@ class Quality:
 
     Attributes:
         nll: mean negative log-likelihood.
-        accuracy: of classes; None in regression.
-        calibration_error: of classes, expected, 15 bins.
+        accuracy: of classes, or over all labels; None in regression.
+        calibration_error: of classes, or over all labels: expected, 15 bins.
         rmse: root mean square error in regression; None for classes.
         coverage: of central 95 % intervals.
+        exact: share of inputs with all labels right, where an input has several.
     """
 
     stores = Stores()
@@ -35,6 +36,7 @@ class Quality:
     calibration_error: float | None = None
     rmse: float | None = None
     coverage: float | None = None
+    exact: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,16 @@ def quality(judged: Judged, y: Tensor) -> Quality:
     """Of predictions at labelled rows."""
     likelihood, ensemble = judged
     nll = float(-_log_prob(judged, y).mean())
-    if isinstance(likelihood, ClassLikelihood):
-        probs = likelihood.mean(ensemble)
-        probs = (probs / probs.sum(-1, keepdim=True)).cpu()  # the paper's do not sum to one
-        error = metrics.expected_calibration_error(probs, y.cpu())
-        return Quality(nll, accuracy=metrics.accuracy(probs, y.cpu()), calibration_error=error)
     mean = likelihood.mean(ensemble)
+    if (decided := likelihood.decisions(mean, y.to(mean.device))) is not None:
+        probs, truth = decided.probs.cpu(), decided.y.cpu()
+        right = (probs.argmax(-1) == truth).reshape(len(y), -1)  # (N, decisions)
+        return Quality(
+            nll,
+            accuracy=metrics.accuracy(probs, truth),
+            calibration_error=metrics.expected_calibration_error(probs, truth),
+            exact=float(right.all(1).double().mean()) if right.shape[1] > 1 else None,
+        )
     try:
         ends = likelihood.interval(ensemble, LEVEL)
     except TypeError:  # a likelihood of your own without intervals
@@ -159,7 +165,9 @@ def _log_prob(judged: Judged, y: Tensor) -> Tensor:
 def _words(quality: Quality) -> str:
     parts = [f"NLL {quality.nll:.4f}"]
     if quality.accuracy is not None:
-        parts.append(f"accuracy {100 * quality.accuracy:.1f} %")
+        parts.append(f"accuracy {100 * quality.accuracy:.1f} %" + ("" if quality.exact is None else " of labels"))
+    if quality.exact is not None:
+        parts.append(f"all right {100 * quality.exact:.1f} %")
     if quality.calibration_error is not None:
         parts.append(f"calibration error {quality.calibration_error:.3f}")
     if quality.rmse is not None:

@@ -14,10 +14,10 @@ from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
 from dapcal.distances.projectors import LayerFeatures, MemberFeatures
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NoiseHead, Unconditional
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel, NoiseHead, Unconditional
 from dapcal.predictive import Prediction
 
-LIKELIHOODS = (Categorical, Bernoulli, Gaussian, NoiseHead)
+LIKELIHOODS = (Categorical, Bernoulli, MultiLabel, Gaussian, NoiseHead)
 
 
 def module(calibrated: Fitted) -> Deployed:
@@ -46,8 +46,8 @@ class Predicted(NamedTuple):
     tie, and its p-value may be off by one step, 1/(n + 1).
     """
 
-    mean: Tensor  # (N, K) class probabilities, or expected targets
-    variance: Tensor  # (N,) for classes: 1 − Σ p²; (N, K) for targets
+    mean: Tensor  # (N, K) class or label probabilities, or expected targets
+    variance: Tensor  # (N,) for classes: 1 − Σ p²; (N, K) for labels and targets
     epistemic: Tensor  # as variance
     aleatoric: Tensor  # as variance
     distance: Tensor  # (N,)

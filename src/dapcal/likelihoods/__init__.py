@@ -6,11 +6,13 @@ for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; w
 regression.
 """
 
-from dapcal.likelihoods.base import Interval, Likelihood, Split, Unconditional, expectation, normalised
+from dapcal.likelihoods.base import Decisions, Interval, Likelihood, Split, Task, Unconditional, expectation, normalised
 from dapcal.likelihoods.classes import Bernoulli, Categorical, ClassLikelihood
+from dapcal.likelihoods.labels import MultiLabel
 from dapcal.likelihoods.normal import Gaussian, MeanAndNoise, NoiseHead, NormalLikelihood, log_normal
 
 __all__ = [
-    "Bernoulli", "Categorical", "ClassLikelihood", "Gaussian", "Interval", "Likelihood", "MeanAndNoise", "NoiseHead",
-    "NormalLikelihood", "Split", "Unconditional", "expectation", "log_normal", "normalised",
+    "Bernoulli", "Categorical", "ClassLikelihood", "Decisions", "Gaussian", "Interval", "Likelihood", "MeanAndNoise",
+    "MultiLabel", "NoiseHead", "NormalLikelihood", "Split", "Task", "Unconditional", "expectation", "log_normal",
+    "normalised",
 ]  # fmt: skip

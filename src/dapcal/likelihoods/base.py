@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -43,8 +43,21 @@ class Unconditional:
         return variance + (location - mean) ** 2
 
 
+class Decisions(NamedTuple):
+    """Predictions that are right or wrong, one row each: an input has one of a class, and one of every label."""
+
+    probs: Tensor  # (M, K), sum to one
+    y: Tensor  # (M,) what was the case
+
+
+Task = Literal["classification", "multi-label", "regression"]
+"""What is predicted: one class, several labels that are there or not, or numbers."""
+
+
 class Likelihood(ABC):
     """p(y | outputs), with what a weighted ensemble of outputs predicts."""
+
+    task: ClassVar[Task] = "regression"
 
     @abstractmethod
     def conditional(self, outputs: Tensor) -> Conditional:
@@ -87,6 +100,14 @@ class Likelihood(ABC):
     def probabilities(self, ensemble: Ensemble) -> Tensor:
         """Of the classes, (N, K)."""
         raise TypeError("`probs` is for classification; regression has `mean` and `variance`")
+
+    def confidence(self, mean: Tensor) -> Tensor:
+        """How sure predictive means (N, K) are of what is most likely, (N,); of numbers the variance tells that."""
+        raise TypeError(f"{type(self).__name__} has no confidence; use the variance")
+
+    def decisions(self, mean: Tensor, y: Tensor) -> Decisions | None:
+        """Predictive means (N, K) and targets as rows that are right or wrong; None for numbers."""
+        return None
 
     def free(self) -> dict[str, Tensor]:
         """Unconstrained values that are learnt together with the network."""

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from dapcal.likelihoods.base import Likelihood
+from dapcal.likelihoods.base import Decisions, Likelihood
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
 
@@ -18,6 +18,7 @@ from dapcal.storing import Stores
 class ClassLikelihood(Likelihood):
     """What Categorical and Bernoulli share: class logits, and tempering by an analytic spread."""
 
+    task = "classification"
     temperature: float
 
     @abstractmethod
@@ -62,8 +63,7 @@ class ClassLikelihood(Likelihood):
         mass = (ensemble.log_weights - top).exp()
         tiny = torch.finfo(mass.dtype).tiny
         log_p = top[:, None] + torch.einsum("sn,snk->nk", mass, ensemble.conditional.mean).clamp_min(tiny).log()
-        tempered = log_p / (1 + math.pi / 8 * ensemble.spread.mean(-1, keepdim=True)).sqrt()
-        return tempered - torch.logsumexp(tempered, -1, True) + torch.logsumexp(log_p, -1, True)
+        return tempered(log_p, ensemble.spread.mean(-1, keepdim=True))
 
     def mean(self, ensemble: Ensemble) -> Tensor:
         """Predictive probabilities, (N, K)."""
@@ -72,6 +72,14 @@ class ClassLikelihood(Likelihood):
     def probabilities(self, ensemble: Ensemble) -> Tensor:
         """The mean."""
         return self.mean(ensemble)
+
+    def confidence(self, mean: Tensor) -> Tensor:
+        """The largest probability."""
+        return mean.max(-1).values
+
+    def decisions(self, mean: Tensor, y: Tensor) -> Decisions:
+        """One an input; the paper's probabilities do not sum to one."""
+        return Decisions(mean / mean.sum(-1, keepdim=True), y)
 
     def check_held_out(self, y: Tensor, held_out: Tensor) -> None:
         """Every held-out class is one of training."""
@@ -196,19 +204,51 @@ class Bernoulli(ClassLikelihood):
         return _check_labels(y, outputs.shape[-2], 2)
 
 
+def tempered(log_p: Tensor, spread: Tensor) -> Tensor:
+    """log p / t along the last axis, renormalised to the mass of p, t = √(1 + π/8 · spread)."""
+    softer = log_p / (1 + math.pi / 8 * spread).sqrt()
+    return softer - torch.logsumexp(softer, -1, True) + torch.logsumexp(log_p, -1, True)
+
+
 def _check_labels(y: Tensor, n: int, classes: int) -> Tensor:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.shape != (n,):
-        raise ValueError(f"Expected class labels of shape ({n},), got {tuple(y.shape)}")
-    if y.is_floating_point() and not y.isfinite().all():
-        raise ValueError("Expected whole numbers as class labels, got NaN or inf; drop those rows")
-    if y.is_floating_point() and (y != y.round()).any():
-        raise ValueError("Expected whole numbers as class labels, got fractions; for regression use Gaussian")
-    y = y.long()
+        raise ValueError(f"Expected class labels of shape ({n},), got {_rather(y, n, classes)}")
+    y = whole(y, "class labels")
     if n and not (int(y.min()) >= 0 and int(y.max()) < classes):
+        ignored = "; drop rows that are to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
         raise ValueError(
             f"Expected class labels between 0 and {classes - 1} (the model's outputs), got {int(y.min())} to "
-            f"{int(y.max())}"
+            f"{int(y.max())}{ignored}"
         )
     return y
+
+
+def whole(y: Tensor, what: str) -> Tensor:
+    """Labels as integers; `what` is what errors call them."""
+    if y.is_floating_point() and not y.isfinite().all():
+        raise ValueError(f"Expected whole numbers as {what}, got NaN or inf; drop those rows")
+    if y.is_complex() or (y.is_floating_point() and (y != y.round()).any()):
+        raise ValueError(f"Expected whole numbers as {what}, got fractions; for regression use Gaussian")
+    return y.long()
+
+
+def _rather(y: Tensor, n: int, classes: int) -> str:
+    """What targets of another shape seem to be, and what to do with them."""
+    shape = tuple(y.shape)
+    if y.ndim == 2 and len(y) == n and y.shape[1] == classes and not y.is_complex() and bool((y >= 0).all()):
+        is_one = bool(torch.isclose(y.double().sum(1), torch.ones((), dtype=torch.float64, device=y.device)).all())
+        is_whole = bool(((y == 0) | (y == 1)).all())
+        if is_one and is_whole:
+            return f"one-hot rows {shape}; use y.argmax(1)"
+        if is_one:
+            return (
+                f"soft labels {shape}, probabilities of every class; a likelihood is of one class an input, "
+                "y.argmax(1), or one drawn from them, torch.multinomial(y, 1)[:, 0]"
+            )
+        if is_whole:
+            return f"zeros and ones {shape}; for several labels an input use MultiLabel()"
+    if y.ndim > 2 and len(y) == n:
+        return f"{shape}; for a class at every place use PerPlace(Categorical(), places={tuple(y.shape[1:])})"
+    return f"{shape}; give one class for every input"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.data import Data, Labelled
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
 from dapcal.networks import checked_outputs, last_linear, run
 from dapcal.posteriors import laplace
 from dapcal.posteriors.network import NetworkPosterior
@@ -59,42 +59,77 @@ def around(
 def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
     """What targets and outputs say of themselves; what they leave in doubt is asked for.
 
-    Whole numbers are classes (`Categorical`, one output a class; `Bernoulli`, one logit), fractions are targets of a
-    `Gaussian` whose noise level is that of the training residuals.
+    Whole numbers are classes (`Categorical`, one output a class; `Bernoulli`, one logit) or, as zeros and ones for
+    every output, labels (`MultiLabel`); fractions are targets of a `Gaussian` whose noise level is that of the training
+    residuals.
     """
     outputs = outputs_at(network, train.x[:2])
     width, y = outputs.shape[1], train.y
+    if y.ndim > 2:
+        raise ValueError(
+            f"Expected `likelihood` for targets of shape {tuple(y.shape)}; for a class at every place give "
+            f"PerPlace(Categorical(), places={tuple(y.shape[1:])}), for numbers flatten them, y.flatten(1)"
+        )
     if y.is_floating_point():
-        targets = y.shape[1] if y.ndim > 1 else 1
-        if width != targets:
-            raise ValueError(
-                f"Expected `likelihood`: the network has {width} outputs and the targets are {targets} fractional "
-                "number(s) an input. For noise that depends on the input give NoiseHead(); classes are whole numbers "
-                "(y.long())"
-            )
-        if bool((y == y.round()).all()) and len(y.unique()) <= 2:
-            raise ValueError(
-                "Expected `likelihood`: the targets are two whole numbers stored as fractions, which may be classes "
-                "or numbers; give Bernoulli() or Gaussian()"
-            )
-        return Gaussian(residual_noise([network], train, width))
-    classes = int(y.max()) + 1
+        return _of_fractions(network, train, width)
     if y.ndim > 1 and y.shape[1] != 1:
-        raise ValueError(f"Expected `likelihood` for whole-number targets of shape {tuple(y.shape)}; classes are (N,)")
+        likelihood: Likelihood = _of_labels(y, width)
+    else:
+        likelihood = _of_classes(y, width)
+    refuse_probabilities(outputs)
+    return likelihood
+
+
+def _of_fractions(network: nn.Module, train: Labelled, width: int) -> Likelihood:
+    y = train.y
+    targets = y.shape[1] if y.ndim > 1 else 1
+    if width != targets:
+        raise ValueError(
+            f"Expected `likelihood`: the network has {width} outputs and the targets are {targets} fractional "
+            "number(s) an input. For noise that depends on the input give NoiseHead(); quantiles become a location and "
+            "a noise by FromQuantiles(network, levels); classes are whole numbers (y.long())"
+        )
+    if bool((y == y.round()).all()) and len(y.unique()) <= 2:
+        meant, kind = ("labels", "MultiLabel()") if targets > 1 else ("classes", "Bernoulli()")
+        if targets > 1 and bool((y.sum(1) == 1).all()):
+            meant, kind = "one-hot classes", "Categorical() with y.argmax(1)"
+        raise ValueError(
+            f"Expected `likelihood`: the targets are two whole numbers stored as fractions, which may be {meant} or "
+            f"numbers; give {kind} or Gaussian()"
+        )
+    return Gaussian(residual_noise([network], train, width))
+
+
+def _of_labels(y: Tensor, width: int) -> MultiLabel:
+    if y.shape[1] != width or int(y.min()) < 0 or int(y.max()) > 1:
+        raise ValueError(
+            f"Expected `likelihood` for {width} outputs and whole-number targets of shape {tuple(y.shape)} from "
+            f"{int(y.min())} to {int(y.max())}; classes are (N,), labels zeros and ones for every output, counts "
+            "Poisson(), other numbers y.float()"
+        )
+    if bool((y.long().sum(1) == 1).all()):
+        raise ValueError(
+            "Expected `likelihood`: every row of the targets has one 1, which may be one-hot classes or labels; give "
+            "the classes as y.argmax(1), or MultiLabel()"
+        )
+    return MultiLabel()
+
+
+def _of_classes(y: Tensor, width: int) -> Likelihood:
+    classes = int(y.max()) + 1
     if width == 1:
         if classes > 2:
             raise ValueError(
                 f"Expected `likelihood`: one output, and whole-number targets up to {classes - 1}, which may be counts "
-                "or classes; for regression use y.float()"
+                "or classes; for counts give Poisson() if the output is the log of a rate, for regression use y.float()"
             )
-        refuse_probabilities(outputs)
         return Bernoulli()
     if classes > width or int(y.min()) < 0 or len(y.unique()) != width:
+        ignored = ", without the rows to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
         raise ValueError(
             f"Expected `likelihood`: {width} outputs, and {len(y.unique())} different targets from {int(y.min())} to "
-            f"{int(y.max())}; if outputs are logits of classes, give Categorical()"
+            f"{int(y.max())}; if outputs are logits of classes, give Categorical(){ignored}"
         )
-    refuse_probabilities(outputs)
     return Categorical()
 
 
