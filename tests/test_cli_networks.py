@@ -413,7 +413,7 @@ def test_an_empty_folder_or_odd_options_are_refused(saved, kind, options, match)
         ({"train": "images-train.npz"}, "cannot run on inputs of shape (1, 8, 8)"),
         ({"held_out": "images-val.npz"}, "held_out"),
         ({"posterior": "variational"}, "last-layer or laplace"),
-        ({"task": "ranking"}, "classification or regression"),
+        ({"task": "ranking"}, "counts or regression"),
         ({"task": "classification"}, "fractions"),
         ({"classes": "a,b"}, "regression"),
         ({"device": "tpu"}, "no device"),

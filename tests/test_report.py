@@ -429,7 +429,7 @@ def test_the_headline_says_what_the_numbers_say(examples):
 
 def test_bad_subjects():
     moons, table = report_cases.two_moons(), report_cases.table()
-    with pytest.raises(ValueError, match="the classes' names"):
+    with pytest.raises(ValueError, match="the names of classes or labels"):
         replace(moons, classes=())
     with pytest.raises(ValueError, match="none, as this is a regression"):
         replace(table, classes=("a",))

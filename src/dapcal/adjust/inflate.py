@@ -74,8 +74,7 @@ class Inflate(Adjustment):
         base, variance = with_variance(posterior, x, self.drawn)
         most = torch.full_like(variance, torch.inf)
         if self.limit is not None and not isinstance(self.limit, OfTrainingTargets):
-            around = self.limit.variance_around(likelihood.mean(base))
-            most = (around - likelihood.variance(base)).clamp_min(0)  # (N, K)
+            most = likelihood.room(base, self.limit)  # (N, K)
 
         def at(distance: Tensor) -> Ensemble:
             k = 1 + distance.double() if posterior.prior is None else posterior.prior.widening(distance)

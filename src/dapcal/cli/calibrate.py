@@ -33,8 +33,10 @@ def calibrate(
         Path | None, typer.Option(readable=False, help="Inputs unlike them, to choose φ on: npz file of x.")
     ] = None,
     posterior: Annotated[str | None, typer.Option(help="Of one network: last-layer (default) or laplace.")] = None,
-    task: Annotated[str | None, typer.Option(help="classification or regression; guessed from y.")] = None,
-    classes: Annotated[str | None, typer.Option(help="Names of the classes, e.g. cat,dog.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="classification, multi-label, counts or regression; guessed from y.")
+    ] = None,
+    classes: Annotated[str | None, typer.Option(help="Names of the classes or labels, e.g. cat,dog.")] = None,
     seed: Annotated[
         int, typer.Option(min=0, max=MAX_SEED, help="Of draws, and of the split of the held-out data.")
     ] = 0,
@@ -45,7 +47,8 @@ def calibrate(
     """Make a network that you have trained know how far an input is from its training data.
 
     The factory is imported from the current folder or what is installed. Inputs are floating-point numbers as the
-    network takes them (or int64 token ids); y holds classes from 0 as whole numbers, or targets as fractions.
+    network takes them (or int64 token ids); y holds classes from 0 as whole numbers, labels as zeros and ones (N, L),
+    or targets as fractions.
 
     Example: dapcal calibrate --model nets:make --weights w.safetensors --train train.npz --held-out val.npz -o m.dap
     """
@@ -72,8 +75,8 @@ def calibrate(
             progress=said.progress,
         )
         if task is None:
-            kind = "whole numbers" if fitted.classes else "fractions"
-            said.note(f"y holds {kind}, so this is {fitted.task}; --task says otherwise")
+            kinds = {"classification": "whole numbers", "multi-label": "zeros and ones", "regression": "fractions"}
+            said.note(f"y holds {kinds[fitted.task]}, so this is {fitted.task}; --task says otherwise")
         if fitted.train is None:
             said.note(
                 f"the training data take more than {KEPT_BYTES >> 20} MiB and are not kept with the model: "
@@ -102,9 +105,10 @@ def _numbers(fitted: NetworkModel, train: int, networks: int, radius: dict[str, 
     before = [f"without distances: {quality['nll_before']:.4f}"]
     if (alone := _nll_of_network(fitted)) is not None:
         before.append(f"the network as it was: {alone:.4f}")
+    noun = "labels" if fitted.task == "multi-label" else "classes"
     rows = [
         ("inputs", f"{train:,} in training, {quality['inputs']:,} held out for these numbers"),
-        ("task", fitted.task + (f", {len(fitted.classes)} classes" if fitted.classes else "")),
+        ("task", fitted.task + (f", {len(fitted.classes)} {noun}" if fitted.classes else "")),
         ("networks", f"an ensemble of {networks}" if networks > 1 else "one"),
         measure,
         ("NLL", f"{quality['nll_after']:.4f} ({', '.join(before)})"),

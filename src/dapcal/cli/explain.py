@@ -65,7 +65,8 @@ def _told(subject: Subject, found: Explanation) -> dict[str, Any]:
 
 def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
     if subject.classes:
-        return {"probabilities": dict(zip(subject.classes, answer.mean, strict=True)), "epistemic": answer.epistemic[0]}
+        epistemic = list(answer.epistemic) if subject.has_labels else answer.epistemic[0]
+        return {"probabilities": dict(zip(subject.classes, answer.mean, strict=True)), "epistemic": epistemic}
     unit = subject.unit
     amounts = {"mean": answer.mean, "lower": answer.lower, "upper": answer.upper}
     deviations = [value**0.5 for value in answer.epistemic]  # as `predict` writes it
@@ -145,6 +146,8 @@ def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
 
 def _targets(subject: Subject, rows: list[int]) -> list[str]:
     y = subject.train.y[rows]
+    if subject.has_labels:
+        return [", ".join(n for n, there in zip(subject.classes, row, strict=True) if there) or "none" for row in y]
     if subject.classes:
         return [subject.classes[label] for label in y.tolist()]
     return [", ".join(f"{value:.4g}" for value in values) for values in subject.unit.amounts(y.cpu()).tolist()]

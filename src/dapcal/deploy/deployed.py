@@ -14,10 +14,19 @@ from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
 from dapcal.distances.projectors import LayerFeatures, MemberFeatures
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel, NoiseHead, Unconditional
+from dapcal.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    MultiLabel,
+    NoiseHead,
+    Poisson,
+    Unconditional,
+)
 from dapcal.predictive import Prediction
 
-LIKELIHOODS = (Categorical, Bernoulli, MultiLabel, Gaussian, NoiseHead)
+LIKELIHOODS = (Categorical, Bernoulli, MultiLabel, Gaussian, NoiseHead, Poisson)
 
 
 def module(calibrated: Fitted) -> Deployed:

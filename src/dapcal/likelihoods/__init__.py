@@ -8,11 +8,12 @@ regression.
 
 from dapcal.likelihoods.base import Decisions, Interval, Likelihood, Split, Task, Unconditional, expectation, normalised
 from dapcal.likelihoods.classes import Bernoulli, Categorical, ClassLikelihood
+from dapcal.likelihoods.counts import Poisson
 from dapcal.likelihoods.labels import MultiLabel
 from dapcal.likelihoods.normal import Gaussian, MeanAndNoise, NoiseHead, NormalLikelihood, log_normal
 
 __all__ = [
     "Bernoulli", "Categorical", "ClassLikelihood", "Decisions", "Gaussian", "Interval", "Likelihood", "MeanAndNoise",
-    "MultiLabel", "NoiseHead", "NormalLikelihood", "Split", "Task", "Unconditional", "expectation", "log_normal",
-    "normalised",
+    "MultiLabel", "NoiseHead", "NormalLikelihood", "Poisson", "Split", "Task", "Unconditional", "expectation",
+    "log_normal", "normalised",
 ]  # fmt: skip

@@ -79,6 +79,10 @@ class Likelihood(ABC):
         """What training targets say of a target without its input, where that limits how far a variance can grow."""
         return None
 
+    def room(self, base: Ensemble, limit: Unconditional) -> Tensor:
+        """Spread (N, K) that may be added before the variance exceeds the limit's."""
+        return (limit.variance_around(self.mean(base)) - self.variance(base)).clamp_min(0)
+
     def error(self, base: Ensemble, y: Tensor) -> Tensor:
         """How wrong the base posterior is at labelled inputs, (N,): |error|, averaged; of classes whether it is."""
         return (self.mean(base) - y).abs().mean(-1)
@@ -211,6 +215,14 @@ class Likelihood(ABC):
     def interval(self, ensemble: Ensemble, level: float) -> Interval:
         """Central interval of the predictive distribution."""
         raise TypeError(f"{type(self).__name__} has no intervals; classification has `prediction_set`")
+
+    def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
+        """The same of the distribution that predictive moments (N, K) stand for, as a report asks for many levels."""
+        raise TypeError(f"{type(self).__name__} has no intervals that follow from mean and variance")
+
+    def place_of(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
+        """Share of that distribution under the targets, (N, K)."""
+        raise TypeError(f"{type(self).__name__} has no distribution that follows from mean and variance")
 
 
 def expectation(ensemble: Ensemble, values: Tensor) -> Tensor:

@@ -29,17 +29,17 @@ class Unit(NamedTuple):
 
 
 def named(predictions: Iterable[Prediction], classes: Sequence[str], level: float, alpha: float) -> Columns:
-    """The columns of several batches, with names of classes in place of their numbers.
+    """The columns of several batches, with names of classes in place of their numbers; labels stay 0 and 1.
 
     Args:
         predictions: batch by batch.
-        classes: their names; empty in regression.
+        classes: their names, or those of labels; empty in regression.
         level: of the intervals.
         alpha: share of ordinary inputs that may be called out of distribution.
     """
     parts = [prediction.columns(level=level, alpha=alpha) for prediction in predictions]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    if classes:
+    if classes and columns["prediction"].ndim == 1:
         columns["prediction"] = np.array(classes, object)[columns["prediction"]]
     return columns
 
@@ -51,7 +51,10 @@ def in_unit(columns: Columns, unit: Unit) -> Columns:
 
 
 def flat(columns: Mapping[str, Any], classes: Sequence[str]) -> Columns:
-    """Matrices column by column: `probability_<class>`; of one target `lower`, of several `lower_0`, `lower_1`, …."""
+    """Matrices column by column: `probability_<class>`, of labels `prediction_<label>` and all others, too.
+
+    Of one target `lower`, of several `lower_0`, `lower_1`, ….
+    """
     found: Columns = {}
     for name, values in columns.items():
         if values.ndim == 1 or values.shape[1] == 1:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from dapcal.likelihoods import Task
+
+__all__ = ["Field", "Kind", "Task"]
+
 Kind = Literal["number", "category", "array"]
-Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ class Model(Protocol):
 
     @property
     def task(self) -> Task:
-        """What is predicted: classes or numbers."""
+        """What is predicted: a class, labels or numbers."""
         ...
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names; empty in regression."""
+        """Their names, or those of labels; empty in regression."""
         ...
 
     def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:

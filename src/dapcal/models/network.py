@@ -18,7 +18,6 @@ from dapcal import artifact
 from dapcal.artifact import Stored
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
-from dapcal.likelihoods import ClassLikelihood
 from dapcal.models import network_files
 from dapcal.models.columns import Columns, named
 from dapcal.models.factories import moved
@@ -44,7 +43,7 @@ class NetworkModel:
         held_out: held-out data, at most `KEPT_HELD_OUT` inputs and `KEPT_BYTES`.
         train: training data, None where they take more than `KEPT_BYTES`.
         factory: the name that the network was made by, package.module:factory.
-        classes: their names; empty in regression.
+        classes: their names, or those of labels; empty in regression.
         quality: on held-out data that nothing was chosen on: accuracy or rmse, nll_before and nll_after the adjustment.
         rows: places of `held_out` among all the held-out data of the calibration; None: it is all of them, in order.
     """
@@ -59,9 +58,8 @@ class NetworkModel:
 
     @property
     def task(self) -> Task:
-        """What is predicted: classes or numbers."""
-        is_classes = isinstance(self.calibrated.posterior.likelihood, ClassLikelihood)
-        return "classification" if is_classes else "regression"
+        """What is predicted: a class, labels or numbers."""
+        return self.calibrated.posterior.likelihood.task
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -94,8 +92,9 @@ class NetworkModel:
     def fields(self) -> tuple[Field, ...]:
         """One field, the network's input as nested lists."""
         targets = self.held_out.y[0].numel()
-        if not self.classes and targets > 1:
-            raise ValueError(f"Expected one target to serve, got {targets}; use `dapcal predict` for several")
+        if targets > 1:
+            noun = "label" if self.classes else "target"
+            raise ValueError(f"Expected one {noun} to serve, got {targets}; use `dapcal predict` for several")
         return (Field("x", "array", shape=self.input_shape),)
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -142,7 +141,7 @@ class NetworkModel:
             train=on_device(train, self.calibrated.example.device),
             held_out=self.held_out,
             title=title,
-            target="class" if self.classes else "target",
+            target={"classification": "class", "multi-label": "labels", "regression": "target"}[self.task],
             show=self.show,
             classes=self.classes,
             features=features,

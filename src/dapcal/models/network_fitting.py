@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.data import Labelled, check_inputs, gather, split
-from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.likelihoods import Likelihood
 from dapcal.models import network as kept
 from dapcal.models.network import NetworkModel, on_device
 from dapcal.models.network_posteriors import guessed_task, likelihood_of, outputs_at, posterior_of
@@ -46,8 +46,9 @@ def fit(
         held_out: in-distribution data that they have not seen.
         ood: inputs away from the data, to choose φ on; by default held-out inputs that the model gets wrong.
         posterior: of one network, "last-layer" (default) or "laplace", of all its layers.
-        task: "classification" or "regression"; by default whole numbers as targets are classes.
-        classes: their names, in the order of the outputs; by default 0, 1, ….
+        task: "classification", "multi-label", "counts" or "regression"; by default whole numbers as targets are
+            classes, and several zeros and ones an input are labels.
+        classes: names of classes or labels, in the order of the outputs; by default 0, 1, ….
         factory: the name that the networks were made by.
         seed: of draws, and of the split of the held-out data.
         progress: told (stage, done, total).
@@ -93,11 +94,11 @@ def fit(
 
 
 def _class_names(classes: Sequence[str], likelihood: Likelihood, outputs: int) -> tuple[str, ...]:
-    if not isinstance(likelihood, ClassLikelihood):
+    if likelihood.task == "regression":
         if classes:
             raise ValueError(f"Expected no `classes` in regression, got {len(classes)} names; leave them out")
         return ()
-    count = max(outputs, 2)  # one logit is of two classes
+    count = outputs if likelihood.task == "multi-label" else max(outputs, 2)  # one logit is of two classes
     names = tuple(classes) or tuple(str(number) for number in range(count))
     if len(names) != count or len(set(names)) != count or not all(names):
         raise ValueError(f"Expected {count} different `classes` (the model's outputs), got {', '.join(names)}")
@@ -105,20 +106,24 @@ def _class_names(classes: Sequence[str], likelihood: Likelihood, outputs: int) -
 
 
 def _quality(calibrated: Calibrated, held_out: Labelled, progress: Stages) -> dict[str, float]:
-    """Accuracy or root mean square error, and negative log-likelihoods before and after, where nothing was chosen."""
+    """Accuracy (over labels) or root mean square error, and NLLs before and after, where nothing was chosen."""
     assert calibrated.judges is not None  # it was calibrated a moment ago
     data = held_out.subset(calibrated.judges.to(held_out.x.device))
-    classes = isinstance(calibrated.posterior.likelihood, ClassLikelihood)
+    likelihood = calibrated.posterior.likelihood
     sums, done = torch.zeros(3, dtype=torch.float64), 0
     for prediction, y in zip(calibrated.batches(data.x, _BATCH), data.y.cpu().split(_BATCH), strict=True):
-        mean = prediction.mean
-        good = (mean.argmax(-1) == y).double() if classes else (mean - y).double().square().mean(-1)
+        mean, decided = prediction.mean, likelihood.decisions(prediction.mean, y)
+        good = (
+            (mean - y).double().square().mean(-1)
+            if decided is None
+            else (decided.probs.argmax(-1) == decided.y).double().reshape(len(y), -1).mean(-1)
+        )
         parts = (good, -prediction.base.log_prob(y), -prediction.log_prob(y))
         sums += torch.stack([part.double().sum() for part in parts])
         done += len(y)
         progress("measuring", done, len(data.x))
     first, before, after = (sums / len(data.x)).tolist()
-    measured = {"accuracy": first} if classes else {"rmse": first**0.5}
+    measured = {"rmse": first**0.5} if likelihood.task == "regression" else {"accuracy": first}
     return {**measured, "nll_before": before, "nll_after": after, "inputs": len(data.x)}
 
 

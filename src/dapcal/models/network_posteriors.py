@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dapcal.data import Labelled
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel, Poisson
 from dapcal.models.factories import told
 from dapcal.networks import checked_outputs
 from dapcal.posteriors import ensemble, laplace, plain
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.progress import Stages
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "multi-label", "counts", "regression")
 POSTERIORS = ("last-layer", "laplace")
 _BATCH = 256
 
@@ -47,7 +47,7 @@ def posterior_of(
 
 
 def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> Likelihood:
-    """Classes of one logit or several, or targets whose noise level is that of the training residuals."""
+    """Classes of one logit or several, labels, counts, or targets with the noise of the training residuals."""
     outputs = outputs_at(networks[0], train.x[:2])
     if task == "regression":
         if train.y.numel() == len(train.y) and outputs.shape[1] > 1:
@@ -56,8 +56,14 @@ def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> 
                 "classes, save them as whole numbers, or name the task classification"
             )
         return Gaussian(plain.residual_noise(networks, train, outputs.shape[1]))
+    if task == "multi-label":
+        plain.refuse_probabilities(outputs)
+        MultiLabel().check(outputs[:1].expand(len(train.y), -1), train.y)
+        return MultiLabel()
+    if task == "counts":
+        return Poisson()
     if task != "classification":
-        raise ValueError(f"Expected `task` as {' or '.join(TASKS)}, got {task!r}")
+        raise ValueError(f"Expected `task` as {', '.join(TASKS[:-1])} or {TASKS[-1]}, got {task!r}")
     one = outputs.shape[1] == 1
     plain.refuse_probabilities(outputs)
     likelihood: Likelihood = Bernoulli() if one else Categorical()
@@ -68,12 +74,17 @@ def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> 
 
 
 def guessed_task(y: Tensor) -> str:
-    """Whole numbers are classes.
+    """Whole numbers are classes, and several zeros and ones an input are labels; one-hot rows are left in doubt.
 
     >>> guessed_task(torch.tensor([0, 1])), guessed_task(torch.tensor([0.5, 1.0]))
     ('classification', 'regression')
+    >>> guessed_task(torch.tensor([[1, 1], [0, 1]])), guessed_task(torch.tensor([[1, 0], [0, 1]]))
+    ('multi-label', 'classification')
     """
-    return "regression" if y.is_floating_point() else "classification"
+    if y.is_floating_point():
+        return "regression"
+    is_binary = y.ndim == 2 and y.shape[1] > 1 and bool(((y == 0) | (y == 1)).all())
+    return "multi-label" if is_binary and not bool((y.sum(1) == 1).all()) else "classification"
 
 
 def outputs_at(network: nn.Module, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.calibration.gap_choice import GapChoice
 from dapcal.data import Labelled, check_inputs
-from dapcal.likelihoods import ClassLikelihood
+from dapcal.likelihoods import Likelihood
 from dapcal.models.columns import Unit
 
 Row = dict[str, str]
@@ -43,7 +43,7 @@ class Subject:
         title: of the page, e.g. "house.dap".
         target: what is predicted, e.g. "price".
         show: inputs (N, ...) to what a person sees, N rows or pictures.
-        classes: their names; empty in regression.
+        classes: their names, or those of the labels; empty in regression.
         unit: regression: of the target as people see it.
         features: flat inputs: for each input column the name of the table's column that it comes from.
         axes: two-dimensional inputs: what the two are called and how they are shown.
@@ -74,15 +74,25 @@ class Subject:
             if x is not None:
                 check_inputs(x, name, like=self.calibrated.example)
         if self.is_classification != bool(self.classes):
-            kind = "the classes' names" if self.is_classification else "none, as this is a regression"
+            kind = "the names of classes or labels" if self.is_classification else "none, as this is a regression"
             raise ValueError(f"Expected in `classes` {kind}, got {len(self.classes)}")
         if self.unit.scale == 0:
             raise ValueError("Expected `unit` with a scale other than 0, got 0")
 
     @property
     def is_classification(self) -> bool:
-        """Whether classes are predicted."""
-        return isinstance(self.calibrated.posterior.likelihood, ClassLikelihood)
+        """Whether classes or labels are predicted."""
+        return self.likelihood.task != "regression"
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether an input may have several labels."""
+        return self.likelihood.task == "multi-label"
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What outputs say about targets."""
+        return self.calibrated.posterior.likelihood
 
     @property
     def judging(self) -> Tensor | None:

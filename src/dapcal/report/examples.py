@@ -33,7 +33,7 @@ class Examples:
     rows: Tensor  # places of those that judge among the held-out inputs, ascending
     is_independent: bool  # whether none of these chose φ
     x: Tensor  # their inputs
-    y: Tensor  # their labels (N,), or targets (N, K) as the network sees them; on the CPU
+    y: Tensor  # their classes (N,), labels (N, L), or targets (N, K) as the network sees them; on the CPU
     held_out: Predicted
     others: tuple[Other, ...]
     other_predictions: tuple[Predicted, ...]
@@ -69,7 +69,7 @@ def gather(subject: Subject) -> Examples:
     x, y = held_out.x[chosen.rows.to(held_out.x.device)], held_out.y[chosen.rows.to(held_out.y.device)]
     predicted = predict(calibrated, x, y)
     others = others_of(subject, MOST_SAMPLED if subject.new is None else MOST_JUDGED)
-    shape = (len(y),) if subject.is_classification else predicted.after.mean.shape
+    shape = (len(y),) if subject.is_classification and not subject.has_labels else predicted.after.mean.shape
     return Examples(
         subject=subject,
         rows=chosen.rows,

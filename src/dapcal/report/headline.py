@@ -24,7 +24,8 @@ def what(subject: Subject) -> str:
     classes = ""
     if subject.classes:
         named = ", ".join(cut(name, 24) for name in subject.classes[:6])
-        classes = f" ({len(subject.classes)} classes: {named}{', …' if len(subject.classes) > 6 else ''})"
+        noun = "labels" if subject.has_labels else "classes"
+        classes = f" ({len(subject.classes)} {noun}: {named}{', …' if len(subject.classes) > 6 else ''})"
     examples = f"{len(subject.train.x):,} examples"
     return f"This model predicts {cut(subject.target)}{classes} from {inputs}, learnt from {examples}."
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
-from dapcal import metrics
+from dapcal import label_metrics, metrics
+from dapcal.likelihoods import NormalLikelihood
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import paragraph, table
 from dapcal.report.kit.numbers import number, percent
@@ -34,12 +36,36 @@ class ClassAccuracy(NamedTuple):
         return f"it is right {percent(self.accuracy)} of the time (give or take {percent(2 * error)})"
 
 
+class LabelAccuracy(NamedTuple):
+    """Of labels' probabilities: over all labels, and over inputs."""
+
+    accuracy: float
+    exact: float  # share of inputs with all labels right
+    nll: float
+    brier: float
+
+    def error(self) -> Line:
+        """How often a label is right."""
+        return "share of labels right", percent(self.accuracy), "high"
+
+    def scores(self) -> list[Line]:
+        """What errors and wrong doubts cost together; the likelihood is of all labels of an example."""
+        exact = "examples with all labels right", percent(self.exact), "high"
+        return [exact, _nll_line(self.nll), ("Brier score of a label", number(self.brier), "low")]
+
+    def told(self, count: int) -> str:
+        """The sentence that `how_sure` ends."""
+        error = error_of(self.accuracy, count)
+        right = f"{percent(self.accuracy)} of its labels are right (give or take {percent(2 * error)})"
+        return f"{right}, all of them on {percent(self.exact)}"
+
+
 class NumberAccuracy(NamedTuple):
-    """Of Gaussian predictions, all as people see the target."""
+    """Of predicted numbers, all as people see the target."""
 
     rmse: float
     nll: float
-    crps: float
+    crps: float | None  # of Gaussian predictions
 
     def error(self) -> Line:
         """How far off it is."""
@@ -47,7 +73,8 @@ class NumberAccuracy(NamedTuple):
 
     def scores(self) -> list[Line]:
         """What errors and wrong doubts cost together."""
-        return [("CRPS", number(self.crps), "low"), _nll_line(self.nll)]
+        crps = [] if self.crps is None else [("CRPS", number(self.crps), "low")]
+        return [*crps, _nll_line(self.nll)]
 
     def told(self, count: int) -> str:  # noqa: ARG002
         """The sentence that `how_sure` ends."""
@@ -57,13 +84,14 @@ class NumberAccuracy(NamedTuple):
 class Accuracy(NamedTuple):
     """Before and after."""
 
-    before: ClassAccuracy | NumberAccuracy
-    after: ClassAccuracy | NumberAccuracy
+    before: ClassAccuracy | LabelAccuracy | NumberAccuracy
+    after: ClassAccuracy | LabelAccuracy | NumberAccuracy
 
 
 def measure(examples: Examples) -> Accuracy:
     """Against the targets of the held-out examples."""
-    of = _of_classes if examples.subject.is_classification else _of_numbers
+    of: Callable[[Examples, Answers], ClassAccuracy | LabelAccuracy | NumberAccuracy]
+    of = _of_labels if examples.subject.has_labels else _of_classes if examples.subject.classes else _of_numbers
     return Accuracy(of(examples, examples.held_out.before), of(examples, examples.held_out.after))
 
 
@@ -115,12 +143,22 @@ def _of_classes(examples: Examples, answers: Answers) -> ClassAccuracy:
     )
 
 
+def _of_labels(examples: Examples, answers: Answers) -> LabelAccuracy:
+    return LabelAccuracy(
+        accuracy=1 - label_metrics.hamming_loss(answers.mean, examples.y),
+        exact=label_metrics.subset_accuracy(answers.mean, examples.y),
+        nll=float(-answers.log_prob.mean()),
+        brier=label_metrics.per_label(answers.mean, examples.y).macro["brier"],
+    )
+
+
 def _of_numbers(examples: Examples, answers: Answers) -> NumberAccuracy:
     y, size = examples.y, abs(examples.subject.unit.scale)
+    is_normal = isinstance(examples.subject.likelihood, NormalLikelihood)
     return NumberAccuracy(
         rmse=size * metrics.rmse(answers.mean, y),
         nll=float(-answers.log_prob.mean()) + y.shape[1] * math.log(size),  # a density in the target's unit
-        crps=size * metrics.crps_gaussian(answers.mean, answers.variance, y),
+        crps=size * metrics.crps_gaussian(answers.mean, answers.variance, y) if is_normal else None,
     )
 
 

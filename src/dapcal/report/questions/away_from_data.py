@@ -11,15 +11,15 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.distances import FittedSpace, Hausdorff, NearestNeighbor
 from dapcal.distances.projectors import project
+from dapcal.likelihoods import Likelihood
 from dapcal.models.subject import Subject
-from dapcal.records import ALPHA
+from dapcal.records import ALPHA, LEVEL
 from dapcal.report.examples import MOST_SAMPLED, Examples, sample
 from dapcal.report.kit.histograms import Histogram, drawn, legend_of
 from dapcal.report.kit.markup import Captioned, figures, paragraph, table
 from dapcal.report.kit.numbers import number, percent
 from dapcal.report.predictions import Answers, Predicted
 
-_WIDTH = 2 * 1.959964  # of a 95 % interval, in standard deviations
 _HARDLY = 0.03  # a fall of the confidence, or a relative widening of intervals, that is not worth the name
 
 
@@ -131,15 +131,17 @@ def radius(found: AwayFromData, data: Histogram) -> str:
     return f"Inside the radius nothing counts as far, and predictions {where} stay as they were."
 
 
+@dataclass(frozen=True)
 class Confidence:
     """How sure a classifier is over many inputs, in numbers and words."""
 
+    likelihood: Likelihood
     name = "average confidence"
     show = staticmethod(percent)
 
     def of(self, answers: Answers, rows: Tensor) -> float:
         """On those inputs that `rows` picks."""
-        return float(answers.mean[rows].max(-1).values.mean())
+        return float(self.likelihood.confidence(answers.mean[rows]).mean())
 
     def change(self, away: Behaviour) -> str:
         """What distance changed."""
@@ -156,13 +158,15 @@ class Confidence:
 class IntervalWidth:
     """How wide the intervals of a regression are over many inputs, in numbers and words."""
 
+    likelihood: Likelihood
     scale: float  # of the target as people see it
     name = "median width of 95 % intervals"
     show = staticmethod(number)
 
     def of(self, answers: Answers, rows: Tensor) -> float:
         """On those inputs that `rows` picks."""
-        return _WIDTH * self.scale * float(answers.variance[rows].sqrt().median())
+        lower, upper = self.likelihood.interval_of(answers.mean[rows], answers.variance[rows], LEVEL)
+        return self.scale * float((upper - lower).median())
 
     def change(self, away: Behaviour) -> str:
         """What distance changed."""
@@ -181,7 +185,11 @@ class IntervalWidth:
 
 def confidence_or_width(subject: Subject) -> Confidence | IntervalWidth:
     """What tells how sure the model is: of classes the one, of numbers the other."""
-    return Confidence() if subject.is_classification else IntervalWidth(abs(subject.unit.scale))
+    return (
+        Confidence(subject.likelihood)
+        if subject.is_classification
+        else IntervalWidth(subject.likelihood, abs(subject.unit.scale))
+    )
 
 
 def _behaviour(subject: Subject, name: str, found: Predicted) -> Behaviour:

@@ -49,8 +49,11 @@ def section(examples: Examples, found: Doubtful) -> str:
 
 
 def _of_classes(examples: Examples, answers: Answers) -> Risk:
-    confidence, label = answers.mean.max(-1)
-    curve = metrics.selective_risk(1 - confidence, (label != examples.y).double())
+    likelihood = examples.subject.likelihood
+    decided = likelihood.decisions(answers.mean, examples.y)
+    assert decided is not None
+    wrong = (decided.probs.argmax(-1) != decided.y).double().reshape(examples.count, -1).mean(1)
+    curve = metrics.selective_risk(1 - likelihood.confidence(answers.mean), wrong)
     return Risk(tuple(curve.coverage.tolist()), tuple(curve.risk.tolist()))
 
 

@@ -87,6 +87,10 @@ def _reach(explanation: Explanation) -> str:
 
 def prediction_words(subject: Subject, found: Answer) -> str:
     """A prediction in a few words."""
+    if subject.has_labels:
+        named = sorted(zip(found.mean, subject.classes, strict=True), reverse=True)
+        likely = [f"{cut(name)} ({percent(p)})" for p, name in named if p > 0.5]
+        return ", ".join(likely) or f"none of the labels ({cut(named[0][1])}: {percent(named[0][0])})"
     if subject.classes:
         best = max(range(len(found.mean)), key=lambda place: found.mean[place])
         return f"{cut(subject.classes[best])} ({percent(found.mean[best])})"
@@ -97,6 +101,8 @@ def prediction_words(subject: Subject, found: Answer) -> str:
 
 def target_words(subject: Subject, value: tuple[float, ...]) -> str:
     """A true target as people see it."""
+    if subject.has_labels:
+        return ", ".join(cut(name) for name, there in zip(subject.classes, value, strict=True) if there) or "none"
     if subject.classes:
         return cut(subject.classes[int(value[0])])
     return ", ".join(map(number, subject.unit.amounts(value)))

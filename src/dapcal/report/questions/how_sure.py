@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.special import ndtr, ndtri
 
 from dapcal import metrics
 from dapcal.report.examples import Examples
@@ -27,7 +26,7 @@ _UNIT = Scale(0, 1)
 
 
 class Reliability(NamedTuple):
-    """How often the most likely class is right, by how sure the model is."""
+    """How often the most likely class is right, by how sure the model is; of labels each counts for itself."""
 
     accuracy: float
     confidence: float  # mean largest probability
@@ -61,7 +60,7 @@ class Reliability(NamedTuple):
 
 
 class Coverage(NamedTuple):
-    """How many targets lie inside Gaussian intervals, and where in their predicted distributions."""
+    """How many targets lie inside intervals, and where in their predicted distributions."""
 
     coverage: float  # of 95 % intervals
     width: float  # of 95 % intervals, mean, as people see the target
@@ -159,8 +158,12 @@ def error_of(share: float, count: int) -> float:
 
 
 def _reliability(examples: Examples, answers: Answers) -> Reliability:
-    """Of probabilities (N, K) for labels (N,)."""
+    """Of class probabilities (N, K) and classes (N,), or of every label."""
     probs, y = answers.mean, examples.y
+    if examples.subject.has_labels:
+        decided = examples.subject.likelihood.decisions(probs, y)
+        assert decided is not None
+        probs, y = decided
     confidence = probs.max(-1).values
     diagram = metrics.reliability(probs, y, BINS)
     return Reliability(
@@ -189,13 +192,13 @@ def _ece_by_chance(confidence: Tensor) -> tuple[float, float]:
 
 def _coverage(examples: Examples, answers: Answers) -> Coverage:
     """Of means and variances (N, K) for targets (N, K)."""
-    mean, deviation, y = answers.mean, answers.variance.sqrt(), examples.y
+    mean, variance, y = answers.mean, answers.variance, examples.y
+    likelihood = examples.subject.likelihood
 
     def interval(level: float) -> tuple[Tensor, Tensor]:
-        half = ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)) * deviation
-        return mean - half, mean + half
+        return likelihood.interval_of(mean, variance, level)
 
-    pit = ndtr((y - mean) / deviation).flatten()
+    pit = likelihood.place_of(mean, variance, y).flatten()
     return Coverage(
         coverage=metrics.coverage(*interval(0.95), y),
         width=abs(examples.subject.unit.scale) * metrics.mean_width(*interval(0.95)),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dapcal.calibrate import Calibrated
-from dapcal.likelihoods import ClassLikelihood
 from dapcal.models.subject import Axis, Subject
 from dapcal.report.examples import Examples, sample
 from dapcal.report.kit.colors import palette, palette_png
@@ -77,8 +76,8 @@ def measure(examples: Examples) -> Map | None:
         frames=tuple(MapFrame(*frame) for frame in frames),
         chosen=1 + _STEPS // 2,
         points=torch.stack([axis.center + axis.scale * points[:, i] for i, axis in enumerate(axes)], 1),
-        is_second=(subject.train.y[rows].reshape(len(rows), -1)[:, 0] == 1).cpu() & (len(subject.classes) == 2),
-        range=_range(values, len(subject.classes)),
+        is_second=(subject.train.y[rows].reshape(len(rows), -1)[:, 0] == 1).cpu() & _has_two(subject),
+        range=_range(values, 2 if subject.has_labels else len(subject.classes)),
     )
 
 
@@ -113,7 +112,7 @@ def caption(subject: Subject, found: Map) -> str:
     """What the map shows."""
     name = "Confidence" if subject.classes else "Standard deviation that comes from missing data"
     classes = [cut(name, 24) for name in subject.classes]
-    by = f", white for {classes[0]} and black for {classes[1]}" if len(classes) == 2 else ""
+    by = f", white for {classes[0]} and black for {classes[1]}" if _has_two(subject) else ""
     return (
         f"{name} over the two inputs, and {len(found.points):,} training examples{by}. Move the slider, or use the "
         "arrow keys, to see other values of φ; the leftmost is the model as it was."
@@ -171,10 +170,15 @@ def _values(calibrated: Calibrated, grid: Tensor, factors: Tensor) -> Tensor:
 
 def _value(calibrated: Calibrated, adjusted: Adjusted, distance: Tensor) -> Tensor:
     likelihood, ensemble = calibrated.posterior.likelihood, adjusted(distance)
-    if isinstance(likelihood, ClassLikelihood):
-        return likelihood.mean(ensemble).max(-1).values
+    if likelihood.task != "regression":
+        return likelihood.confidence(likelihood.mean(ensemble))
     epistemic = likelihood.split(ensemble, adjusted(torch.zeros_like(distance))).epistemic
     return epistemic.mean(-1).sqrt()
+
+
+def _has_two(subject: Subject) -> bool:
+    """Whether there are two classes, which points can be told apart by."""
+    return len(subject.classes) == 2 and not subject.has_labels
 
 
 def _shown(axes: tuple[Axis, Axis], place: Tensor) -> tuple[float, float]:
