@@ -151,9 +151,12 @@ def compare(seed: int) -> dict[str, dict[str, float]]:
 
 def _quality(probs: Tensor, y: Tensor) -> dict[str, float]:
     found = label_metrics.per_label(probs, y)
+    by_chance = torch.bernoulli(probs, generator=torch.Generator().manual_seed(0))  # labels as likely as it says
     return {
         "NLL": sum(found.nll),
         "calibration error": found.macro["calibration_error"],
+        "calibration error by chance": label_metrics.per_label(probs, by_chance).macro["calibration_error"],
+        "largest calibration error of a label": max(found.calibration_error),
         "accuracy": found.macro["accuracy"],
         "all right": label_metrics.subset_accuracy(probs, y),
     }

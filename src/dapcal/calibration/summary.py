@@ -133,12 +133,12 @@ def quality(judged: Judged, y: Tensor) -> Quality:
     mean = likelihood.mean(ensemble)
     if (decided := likelihood.decisions(mean, y.to(mean.device))) is not None:
         probs, truth = decided.probs.cpu(), decided.y.cpu()
-        right = (probs.argmax(-1) == truth).reshape(len(y), -1)  # (N, decisions)
+        right = (probs.argmax(-1) == truth).reshape(len(y), -1) if likelihood.task == "multi-label" else None
         return Quality(
             nll,
             accuracy=metrics.accuracy(probs, truth),
             calibration_error=metrics.expected_calibration_error(probs, truth),
-            exact=float(right.all(1).double().mean()) if right.shape[1] > 1 else None,
+            exact=None if right is None else float(right.all(1).double().mean()),
         )
     try:
         ends = likelihood.interval(ensemble, LEVEL)

@@ -2,8 +2,8 @@
 
 A likelihood that you write subclasses `Likelihood` and gives `conditional`, `log_likelihood` and `check`; the
 predictive mean, variance and density of weighted draws then follow. Override those where a closed form is better. One
-for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; what is not a `ClassLikelihood` counts as
-regression.
+for classes subclasses `ClassLikelihood` and gives `class_logits` and `check`; what does not say otherwise (`task`)
+counts as regression.
 """
 
 from dapcal.likelihoods.base import Decisions, Interval, Likelihood, Split, Task, Unconditional, expectation, normalised
@@ -11,9 +11,11 @@ from dapcal.likelihoods.classes import Bernoulli, Categorical, ClassLikelihood
 from dapcal.likelihoods.counts import Poisson
 from dapcal.likelihoods.labels import MultiLabel
 from dapcal.likelihoods.normal import Gaussian, MeanAndNoise, NoiseHead, NormalLikelihood, log_normal
+from dapcal.likelihoods.places import PerPlace
+from dapcal.likelihoods.quantiles import FromQuantiles
 
 __all__ = [
-    "Bernoulli", "Categorical", "ClassLikelihood", "Decisions", "Gaussian", "Interval", "Likelihood", "MeanAndNoise",
-    "MultiLabel", "NoiseHead", "NormalLikelihood", "Poisson", "Split", "Task", "Unconditional", "expectation",
-    "log_normal", "normalised",
+    "Bernoulli", "Categorical", "ClassLikelihood", "Decisions", "FromQuantiles", "Gaussian", "Interval", "Likelihood",
+    "MeanAndNoise", "MultiLabel", "NoiseHead", "NormalLikelihood", "PerPlace", "Poisson", "Split", "Task",
+    "Unconditional", "expectation", "log_normal", "normalised",
 ]  # fmt: skip

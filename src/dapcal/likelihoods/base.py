@@ -50,8 +50,8 @@ class Decisions(NamedTuple):
     y: Tensor  # (M,) what was the case
 
 
-Task = Literal["classification", "multi-label", "regression"]
-"""What is predicted: one class, several labels that are there or not, or numbers."""
+Task = Literal["classification", "multi-label", "per-place", "regression"]
+"""What is predicted: one class, several labels that are there or not, a class at every place, or numbers."""
 
 
 class Likelihood(ABC):

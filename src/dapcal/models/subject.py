@@ -70,6 +70,11 @@ class Subject:
     gaps: GapChoice | None = None
 
     def __post_init__(self) -> None:
+        if self.likelihood.task == "per-place":
+            raise ValueError(
+                "A report is of one answer an input, and PerPlace has one for every place; look at "
+                "calibrated.summary() and calibrated.predict(x).columns()"
+            )
         for name, x in (("train", self.train.x), ("held_out", self.held_out.x), ("new", self.new)):
             if x is not None:
                 check_inputs(x, name, like=self.calibrated.example)

@@ -197,7 +197,7 @@ def check_outputs(outputs: Tensor, n: int) -> Tensor:
     if outputs.ndim != 3 or outputs.shape[1] != n:
         raise ValueError(
             f"Expected the model to return ({n}, C) for {n} inputs, got {tuple(outputs.shape[1:])}; add a final layer "
-            "that flattens"
+            "that flattens (for a class at every place nn.Flatten(), with dapcal.likelihoods.PerPlace)"
         )
     if not outputs.isfinite().all():
         raise ValueError("The model returned NaN or inf; check its weights and the scale of the inputs")

@@ -65,6 +65,10 @@ def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
     """
     outputs = outputs_at(network, train.x[:2])
     width, y = outputs.shape[1], train.y
+    if y.is_complex():
+        raise ValueError(
+            f"Expected numbers as targets, got {y.dtype}; give their real and imaginary parts as two targets"
+        )
     if y.ndim > 2:
         raise ValueError(
             f"Expected `likelihood` for targets of shape {tuple(y.shape)}; for a class at every place give "
