@@ -134,7 +134,7 @@ TABLE = [
     ("class never trained on", lambda: calibrate(train=changed(TRAIN, y=torch.zeros_like)), ValueError,
      r"appear in `held_out` but never in `train`; train on them, or drop those rows"),
     ("one-hot labels", lambda: calibrate(train=changed(TRAIN, y=lambda y: nn.functional.one_hot(y, 3))), ValueError,
-     r"class labels of shape \(40,\), got \(40, 3\)"),
+     r"class labels of shape \(40,\), got one-hot rows \(40, 3\); use y.argmax\(1\)"),
     ("whole numbers in regression", lambda: regress(train=changed(data(40, 0, 1), y=lambda y: y.long())), ValueError,
      r"floating-point targets.*use y\.float\(\)"),
     ("two columns of targets", lambda: regress(train=changed(data(40, 0, 1), y=lambda y: y.expand(-1, 2))), ValueError,

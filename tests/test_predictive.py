@@ -366,7 +366,7 @@ def test_probs_are_refused_in_regression(kind):
     prediction = predict("inflate", kind)
     with pytest.raises(TypeError, match="`probs` is for classification; regression has `mean` and `variance`"):
         _ = prediction.probs
-    with pytest.raises(TypeError, match="is for classification"):
+    with pytest.raises(TypeError, match=r"holds the one class of an input.*use `interval`"):
         prediction.prediction_set()
 
 

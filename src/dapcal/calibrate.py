@@ -70,7 +70,8 @@ def calibrate(
         posterior: a trained network, or any posterior with at least two draws. A network gets a Laplace
             approximation of its last layer, with the σ0 that is best for the half of the held-out data that chooses φ.
         likelihood: p(y | outputs) of a network; by default `Categorical()` for whole-number targets, one output a
-            class, `Bernoulli()` for one logit, and `Gaussian` for fractions. A posterior has its own.
+            class, `Bernoulli()` for one logit, `MultiLabel()` for zeros and ones (N, L), and `Gaussian` for fractions.
+            A posterior has its own.
         train: the data it was fitted to, whose inputs distances are measured from: (inputs, targets), a Dataset or a
             DataLoader. Inputs are what the network takes: a tensor, several (`((a, b), targets)`), or a dict (with
             its targets inside, as "labels"); their lengths may differ between batches.

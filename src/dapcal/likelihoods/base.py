@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.special import ndtr
 
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
@@ -217,12 +219,14 @@ class Likelihood(ABC):
         raise TypeError(f"{type(self).__name__} has no intervals; classification has `prediction_set`")
 
     def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
-        """The same of the distribution that predictive moments (N, K) stand for, as a report asks for many levels."""
-        raise TypeError(f"{type(self).__name__} has no intervals that follow from mean and variance")
+        """Central interval of the distribution that predictive moments (N, K) stand for; by default a Gaussian."""
+        half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item()
+        deviation = variance.sqrt()
+        return Interval(mean - half * deviation, mean + half * deviation)
 
     def place_of(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
         """Share of that distribution under the targets, (N, K)."""
-        raise TypeError(f"{type(self).__name__} has no distribution that follows from mean and variance")
+        return ndtr((y - mean) / variance.sqrt())
 
 
 def expectation(ensemble: Ensemble, values: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
-from torch.special import ndtr
 
 from dapcal.likelihoods.base import Interval, Likelihood, Unconditional
 from dapcal.records import Conditional, Ensemble
@@ -78,21 +77,12 @@ class NormalLikelihood(Likelihood):
         """Mean ± z · standard deviation of the Gaussian of the moments."""
         return self.interval_of(self.mean(ensemble), self.variance(ensemble), level)
 
-    def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
-        """Mean ± z · standard deviation."""
-        half = math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).item()
-        deviation = variance.sqrt()
-        return Interval(mean - half * deviation, mean + half * deviation)
-
-    def place_of(self, mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-        """Φ((y − mean)/standard deviation)."""
-        return ndtr((y - mean) / variance.sqrt())
-
     def _check_targets(self, y: Tensor, n: int, targets: int) -> Tensor:
         y = y[:, None] if y.ndim == 1 else y
         if y.shape != (n, targets):
             raise ValueError(
-                f"Expected targets of shape ({n}, {targets}), as the model's outputs have it, got {tuple(y.shape)}"
+                f"Expected targets of shape ({n}, {targets}), got {tuple(y.shape)}: one for every location among the "
+                "model's outputs"
             )
         if not y.is_floating_point():
             raise ValueError(f"Expected floating-point targets for regression, got {y.dtype}; use y.float()")
