@@ -90,6 +90,7 @@ def test_from_weights_to_a_report(kind, monkeypatch):
     if name == "multi-label":
         assert "2 labels: sunny, windy" in page
         assert "examples with all labels right" in page
+        assert "Label by label, after" in page
     else:
         assert "targets inside" in page
     assert "nan" not in page.lower().replace("nano", "").split("<svg")[0]

@@ -18,7 +18,7 @@ from dapcal.deploy import programs, spaces
 from dapcal.distances import Space, hausdorff, nearest
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import Features, Identity, RandomFourier
-from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
+from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MultiLabel, NoiseHead, Poisson
 from dapcal.posteriors import dropout, ensemble, gaussian, laplace
 from dapcal.types import DapcalWarning
 
@@ -26,7 +26,7 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-OUTPUTS = {Categorical: 3, Bernoulli: 1, Gaussian: 2, NoiseHead: 2}
+OUTPUTS = {Categorical: 3, Bernoulli: 1, MultiLabel: 3, Poisson: 2, Gaussian: 2, NoiseHead: 2}
 
 
 def mlp(outputs: int) -> nn.Module:
@@ -65,6 +65,10 @@ def data(likelihood, network: nn.Module, n: int, seed: int):
         return x, outputs.argmax(-1)
     if isinstance(likelihood, Bernoulli):
         return x, (outputs[:, 0] > 0).long()
+    if isinstance(likelihood, MultiLabel):
+        return x, (outputs > 0).long()
+    if isinstance(likelihood, Poisson):
+        return x, torch.poisson(outputs.exp(), generator=generator)
     return x, outputs[:, :1] if isinstance(likelihood, NoiseHead) else outputs
 
 
@@ -113,7 +117,9 @@ def assert_same(found: dict[str, Tensor] | deploy.Predicted, calibrated, x: Tens
         )
 
 
-LIKELIHOODS = [Categorical(1.3), Bernoulli(0.8), Gaussian(0.3), NoiseHead(factor=1.2, floor=0.02)]
+LIKELIHOODS = [
+    Categorical(1.3), Bernoulli(0.8), MultiLabel(0.9), Poisson(), Gaussian(0.3), NoiseHead(factor=1.2, floor=0.02),
+]  # fmt: skip
 POSTERIORS = {
     "ensemble": members,
     "draws under a prior": with_prior,
@@ -140,7 +146,7 @@ def test_the_module_predicts_what_the_calibrated_posterior_does(posterior_of, li
 
 
 @pytest.mark.parametrize("posterior_of", POSTERIORS.values(), ids=POSTERIORS)
-@pytest.mark.parametrize("likelihood", LIKELIHOODS[2:], ids=lambda likelihood: type(likelihood).__name__)
+@pytest.mark.parametrize("likelihood", LIKELIHOODS[-2:], ids=lambda likelihood: type(likelihood).__name__)
 def test_a_module_reverts_too(posterior_of, likelihood):
     calibrated = calibrated_of(posterior_of, likelihood, adjust=Revert())
     x = queries(calibrated)
@@ -265,6 +271,7 @@ def test_neighbours_that_the_product_cannot_tell_apart():
 
 PROGRAMS = {  # each way to outputs, kind of task and kind of space once: a trace takes seconds
     "ensemble of CNNs, classes": (members, Categorical(), cnn, {}),
+    "last layer, labels": (last_layer, MultiLabel(0.9), mlp, {}),
     "ensemble of chains, reverting": (members, Gaussian(0.3), mlp, {"distance": None, "adjust": Revert()}),
     "last layer, regression": (
         last_layer, NoiseHead(), mlp, {"distance": [Space(Identity(), name="inputs"), Space(RandomFourier(20))]},

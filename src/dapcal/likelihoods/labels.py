@@ -60,8 +60,9 @@ class MultiLabel(Likelihood):
         return torch.maximum(mean, 1 - mean).mean(-1)
 
     def decisions(self, mean: Tensor, y: Tensor) -> Decisions:
-        """One for every input and label, input by input."""
-        return Decisions(torch.stack([1 - mean, mean], -1).flatten(0, 1), y.flatten())
+        """One for every input and label, input by input; the paper's weights may make a mean above 1."""
+        p = mean.clamp(0, 1)
+        return Decisions(torch.stack([1 - p, p], -1).flatten(0, 1), y.flatten())
 
     def variance(self, ensemble: Ensemble) -> Tensor:
         """p̄ (1 − p̄), (N, L)."""

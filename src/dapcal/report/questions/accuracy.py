@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from dapcal import label_metrics, metrics
+from dapcal.label_metrics import LabelMetrics
 from dapcal.likelihoods import NormalLikelihood
 from dapcal.report.examples import Examples
-from dapcal.report.kit.markup import paragraph, table
+from dapcal.report.kit.markup import cut, paragraph, table
 from dapcal.report.kit.numbers import number, percent
 from dapcal.report.predictions import Answers
 from dapcal.report.questions.how_sure import Line, Sureness, error_of
+
+_MOST_LABELS = 30
 
 
 class ClassAccuracy(NamedTuple):
@@ -42,7 +45,7 @@ class LabelAccuracy(NamedTuple):
     accuracy: float
     exact: float  # share of inputs with all labels right
     nll: float
-    brier: float
+    each: LabelMetrics
 
     def error(self) -> Line:
         """How often a label is right."""
@@ -51,7 +54,7 @@ class LabelAccuracy(NamedTuple):
     def scores(self) -> list[Line]:
         """What errors and wrong doubts cost together; the likelihood is of all labels of an example."""
         exact = "examples with all labels right", percent(self.exact), "high"
-        return [exact, _nll_line(self.nll), ("Brier score of a label", number(self.brier), "low")]
+        return [exact, _nll_line(self.nll), ("Brier score of a label", number(self.each.macro["brier"]), "low")]
 
     def told(self, count: int) -> str:
         """The sentence that `how_sure` ends."""
@@ -104,6 +107,7 @@ def section(examples: Examples, found: Accuracy, sure: Sureness) -> str:
     return (
         paragraph(f"{lead} {judged_on(examples)}")
         + table("Quality on held-out examples", ("", "before", "after", "should be"), rows)
+        + (_label_by_label(examples, found.after.each) if isinstance(found.after, LabelAccuracy) else "")
         + paragraph(price(examples, found), "small")
     )
 
@@ -135,6 +139,20 @@ def price(examples: Examples, found: Accuracy) -> str:
     return f"{words} {number(abs(change), 2)} nats{guard}."
 
 
+def _label_by_label(examples: Examples, found: LabelMetrics) -> str:
+    """The labels after calibration, those that cost most likelihood first."""
+    shares = examples.y.double().mean(0).tolist()
+    parts = zip(found.nll, examples.subject.classes, shares, found.accuracy, found.calibration_error, strict=True)
+    order = sorted(parts, reverse=True)
+    rows = [
+        (cut(name), percent(there), percent(right), number(ece, 2), number(nll))
+        for nll, name, there, right, ece in order[:_MOST_LABELS]
+    ]
+    hidden = len(order) - len(rows)
+    caption = "Label by label, after" + (f"; {hidden} more cost less and are not shown" if hidden > 0 else "")
+    return table(caption, ("", "examples that have it", "right", "calibration error", "NLL"), rows)
+
+
 def _of_classes(examples: Examples, answers: Answers) -> ClassAccuracy:
     return ClassAccuracy(
         accuracy=metrics.accuracy(answers.mean, examples.y),
@@ -144,11 +162,12 @@ def _of_classes(examples: Examples, answers: Answers) -> ClassAccuracy:
 
 
 def _of_labels(examples: Examples, answers: Answers) -> LabelAccuracy:
+    probs = answers.mean.clamp(0, 1)  # the paper's weights may make more of them
     return LabelAccuracy(
-        accuracy=1 - label_metrics.hamming_loss(answers.mean, examples.y),
-        exact=label_metrics.subset_accuracy(answers.mean, examples.y),
+        accuracy=1 - label_metrics.hamming_loss(probs, examples.y),
+        exact=label_metrics.subset_accuracy(probs, examples.y),
         nll=float(-answers.log_prob.mean()),
-        brier=label_metrics.per_label(answers.mean, examples.y).macro["brier"],
+        each=label_metrics.per_label(probs, examples.y),
     )
 
 

@@ -35,6 +35,7 @@ class Reliability(NamedTuple):
     bin_confidence: tuple[float, ...]  # NaN where a bin is empty
     bin_accuracy: tuple[float, ...]
     bin_counts: tuple[int, ...]
+    is_of_labels: bool = False
 
     def lines(self) -> list[Line]:
         """Of the table of quality."""
@@ -56,6 +57,8 @@ class Reliability(NamedTuple):
 
     def in_short(self) -> str:
         """What to expect near the data."""
+        if self.is_of_labels:
+            return f"Of its labels {percent(self.accuracy)} are right on data like its training data"
         return f"It is right {percent(self.accuracy)} of the time on data like its training data"
 
 
@@ -174,6 +177,7 @@ def _reliability(examples: Examples, answers: Answers) -> Reliability:
         bin_confidence=tuple(diagram.confidence.tolist()),
         bin_accuracy=tuple(diagram.accuracy.tolist()),
         bin_counts=tuple(diagram.counts.tolist()),
+        is_of_labels=examples.subject.has_labels,
     )
 
 
