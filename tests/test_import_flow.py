@@ -22,7 +22,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {
         "plain things": (
             "dapcal.data", "dapcal.files", "dapcal.interpolation", "dapcal.progress", "dapcal.png", "dapcal.moving",
-            "dapcal.errors", "dapcal.inputs", "dapcal.npz",
+            "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container",
         ),
     },
     {
@@ -37,7 +37,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics", "dapcal.label_metrics")},
     {"calibration": ("dapcal.calibration",)},
     {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
-    {"calibrate": ("dapcal.calibrate", "dapcal.artifact")},
+    {"calibrate": ("dapcal.calibrate", "dapcal.artifact", "dapcal.reading")},
     {
         "adapters": ("dapcal.adapters",),
         "detectors": ("dapcal.detectors",),

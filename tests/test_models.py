@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import dapcal.serve
 import previous_cases
-from dapcal import artifact
+from dapcal import container
 from dapcal.cli import app
 from dapcal.data import Labelled
 from dapcal.models import Model, load, network
@@ -52,9 +52,9 @@ def given(kind: str) -> tuple[Path, str, list[str]]:
 @pytest.mark.parametrize("command", ["predict", "report", "explain", "serve"])
 def test_a_command_reads_its_artefact_once(command: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     reads, digests = [], []
-    honest, hashed = artifact._read, artifact.digest
-    monkeypatch.setattr(artifact, "_read", lambda path: reads.append(path) or honest(path))
-    monkeypatch.setattr(artifact, "digest", lambda *parts: digests.append(1) or hashed(*parts))
+    honest, hashed = container.read, container.Content.check
+    monkeypatch.setattr(container, "read", lambda path: reads.append(path) or honest(path))
+    monkeypatch.setattr(container.Content, "check", lambda content: digests.append(1) or hashed(content))
     monkeypatch.setattr(dapcal.serve, "run", lambda *arguments: None)
     model, data, options = given(kind)
     arguments = {

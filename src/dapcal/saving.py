@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from dapcal import container
 from dapcal.calibration.ood_score import Evidence
 from dapcal.distances import Distance
 from dapcal.distances.projectors import LayerFeatures
@@ -23,7 +20,7 @@ from dapcal.storing import Stores
 from dapcal.types import Posterior
 
 FORMAT = "dapcal"
-VERSION = 1
+VERSION = 2
 ATTACHED = "further."  # prefix of tensors that are not part of the posterior
 
 
@@ -68,11 +65,10 @@ def save(
     tree = _pack(calibrated, "calibrated", tensors, {})
     tensors |= {f"{ATTACHED}{name}": t.detach().cpu().contiguous().clone() for name, t in (attachments or {}).items()}
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
-    metadata = {"dapcal": description, "sha256": digest(description, tensors)}
     try:
-        with complete_or_absent(path) as part:
-            save_file(tensors, part, metadata)
-    except (OSError, SafetensorError) as error:
+        with complete_or_absent(path) as part, part.open("wb") as file:
+            container.write(file, description, tensors)
+    except OSError as error:
         raise OSError(
             f"Could not write {path}: {error}; an earlier file of that name is untouched. Check free space and "
             "permissions"
@@ -141,17 +137,3 @@ def _fields(value: Any) -> list[str]:
     if isinstance(value, tuple):
         return list(value._fields)  # type: ignore[attr-defined]
     return [f.name for f in dataclasses.fields(value) if f.init]
-
-
-def digest(description: str, tensors: Mapping[str, Tensor]) -> str:
-    """Checksum of everything in a file."""
-    digest = hashlib.sha256(description.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(
-            tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().data
-            if tensor.numel()
-            else b""
-        )
-    return digest.hexdigest()

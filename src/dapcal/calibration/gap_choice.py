@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
 
 from dapcal.calibration.regions import Kind
+from dapcal.storing import check_fields, fits
 
 NONE = "none"
 NEGLIGIBLE = 1e-4  # nats a row: a φ so small that nothing happens gains something, too, and in every region
@@ -77,9 +78,18 @@ class GapChoice:
 
 
 def from_json(saved: Mapping[str, Any]) -> GapChoice:
-    """What `as_json` gave."""
+    """What `as_json` gave; anything else is refused."""
     regions = tuple(Read(**read) for read in saved["regions"])
-    return GapChoice(saved["chosen"], regions, tuple(saved["held_back"]))
+    found = GapChoice(saved["chosen"], regions, tuple(saved["held_back"]))
+    check_fields(GapChoice, vars(found))
+    hints = get_type_hints(Read)
+    for read in regions:
+        if not all(fits(value, hints[name]) for name, value in read._asdict().items()):
+            raise ValueError("a region of gap cross-validation is not described as it should be")
+    names = {chosen for chosen in (found.chosen, *found.held_back) if chosen != NONE}
+    if not regions or any(not names <= set(read.after) for read in regions):
+        raise ValueError("gap cross-validation chose what it did not read")
+    return found
 
 
 def steps(none: Tensor, candidates: Mapping[str, Tensor]) -> list[Step]:

@@ -23,10 +23,12 @@ from dapcal.models.columns import Columns, named
 from dapcal.models.factories import moved
 from dapcal.models.factories import network as made_by
 from dapcal.models.fields import Field, Task
+from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import NETWORK, PLAIN, Reading, Source, Write, first_inputs
 from dapcal.models.subject import Axis, Picture, Row, Subject
 from dapcal.models.writing import writer
 from dapcal.png import image_png
+from dapcal.reading import refused_if_damaged
 from dapcal.records import ALPHA, LEVEL
 
 KEPT_HELD_OUT = 2000
@@ -176,26 +178,35 @@ class NetworkModel:
 def restored(stored: Stored, factory: nn.Module | str | None, device: str = "cpu") -> NetworkModel:
     """What `NetworkModel.save` wrote; `factory` as in `dapcal.models.load`."""
     about, attachments = stored.about, stored.attachments
+    with refused_if_damaged(stored.path):
+        name, classes, quality = about["factory"], checked_texts(about["classes"]), _quality(about["quality"])
+        if not isinstance(name, str):
+            raise ValueError("its factory is not a text")
     if factory is None:
-        raise ValueError(
-            f"{stored.path} holds no code: give its model, as when it was made, by --model {about['factory']!r}"
-        )
+        raise ValueError(f"{stored.path} holds no code: give its model, as when it was made, by --model {name!r}")
     made = made_by(factory) if isinstance(factory, str) else factory
     calibrated = stored.calibrated(moved(made, device))
-    sets = {
-        name: on_device(Labelled(attachments[f"{name}.x"], attachments[f"{name}.y"]), calibrated.example.device)
-        for name in ("held_out", "train")
-        if f"{name}.x" in attachments
-    }
-    return NetworkModel(
-        calibrated,
-        sets["held_out"],
-        sets.get("train"),
-        about["factory"],
-        tuple(about["classes"]),
-        about["quality"],
-        attachments.get("held_out.rows"),
-    )
+    with refused_if_damaged(stored.path):
+        example = calibrated.example
+        sets = {
+            part: checked_pairs(attachments, part, tuple(example.shape[1:]), len(classes), example.device)
+            for part in ("held_out", "train")
+            if f"{part}.x" in attachments
+        }
+        rows = attachments.get("held_out.rows")
+        model = NetworkModel(calibrated, sets["held_out"], sets.get("train"), name, classes, quality, rows)
+        if rows is None:
+            check_halves(calibrated, len(model.held_out.x))
+        elif rows.dtype != torch.int64 or rows.shape != model.held_out.x.shape[:1]:
+            raise ValueError("the places of its held-out inputs are not as many as these")
+        model.columns(example)
+    return model
+
+
+def _quality(found: Any) -> dict[str, float]:
+    if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
+        raise ValueError("its quality is not a table of numbers")
+    return found
 
 
 def on_device(data: Labelled, device: torch.device) -> Labelled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,13 @@ from dapcal.data import Labelled, split
 from dapcal.models import table_files
 from dapcal.models.columns import Columns, Unit, flat, in_unit, named
 from dapcal.models.fields import Field
+from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
 from dapcal.models.subject import Axis, Subject
+from dapcal.reading import refused_if_damaged
 from dapcal.recipes import Recipe
 from dapcal.records import ALPHA, LEVEL
+from dapcal.storing import check_fields
 from dapcal.tables.columns import LIMIT, Category, Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Encoded, Encoder
@@ -205,14 +209,32 @@ class TableModel:
 def restored(stored: Stored, device: str = "cpu") -> TableModel:
     """What `TableModel.save` wrote."""
     about, attachments = stored.about, stored.attachments
-    encoder, target = encoder_from_json(about["encoder"]), target_from_json(about["target"])
-    recipe = Recipe(**{**about["recipe"], "hidden": tuple(about["recipe"]["hidden"]), "device": device})
+    with refused_if_damaged(stored.path):
+        encoder, target = encoder_from_json(about["encoder"]), target_from_json(about["target"])
+        recipe = Recipe(**{**about["recipe"], "hidden": tuple(about["recipe"]["hidden"]), "device": device})
+        check_fields(Recipe, asdict(recipe))
+        _check_size(recipe, encoder, target, stored)
+        train, held_out = (
+            checked_pairs(attachments, name, (encoder.width,), len(target.labels), device) for name in _SETS
+        )
+        gaps = None if about.get("gaps") is None else from_json(about["gaps"])
+        notes = checked_texts(about["notes"])
     network = recipes.network(encoder.width, outputs_of(target), recipe).to(torch.device(device))
-    train, held_out = (
-        Labelled(attachments[f"{name}.x"].to(device), attachments[f"{name}.y"].to(device)) for name in _SETS
-    )
-    gaps = None if about.get("gaps") is None else from_json(about["gaps"])
-    return TableModel(stored.calibrated(network), encoder, target, recipe, train, held_out, tuple(about["notes"]), gaps)
+    calibrated = stored.calibrated(network)
+    model = TableModel(calibrated, encoder, target, recipe, train, held_out, notes, gaps)
+    with refused_if_damaged(stored.path):
+        check_halves(calibrated, len(held_out.x))
+        model._table(model.columns(train.x[:1]))
+    return model
+
+
+def _check_size(recipe: Recipe, encoder: Encoder, target: Classes | Numbers, stored: Stored) -> None:
+    """The network that a recipe describes has as many parameters as are stored, or it is not built."""
+    widths = (encoder.width, *recipe.hidden, outputs_of(target))
+    parameters = sum((one + 1) * two for one, two in pairwise(widths))
+    numbers = sum(tensor.numel() for tensor in stored.tensors.values())
+    if parameters > numbers:
+        raise ValueError(f"its recipe describes a network of {parameters} parameters and it holds {numbers} numbers")
 
 
 def outputs_of(target: Classes | Numbers) -> int:

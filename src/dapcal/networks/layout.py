@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
@@ -26,10 +27,17 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
+    def __post_init__(self) -> None:
+        if len(set(self.names)) != len(self.names) or len(self.names) != len(self.shapes):
+            raise ValueError(
+                f"Expected a shape for every name, and every name once, got {len(self.shapes)} shapes and "
+                f"{len(self.names)} names"
+            )
+
     @property
     def sizes(self) -> dict[str, int]:
         """Number of entries of each parameter."""
-        return {n: torch.Size(s).numel() for n, s in zip(self.names, self.shapes, strict=True)}
+        return {n: math.prod(s) for n, s in zip(self.names, self.shapes, strict=True)}  # a file's may be beyond 2⁶³
 
     def flatten(self, parameters: Mapping[str, Tensor], batch: int = 0) -> Tensor:
         """One vector (P,), or (S, P) where the parameters have `batch` = 1 leading dimension."""
