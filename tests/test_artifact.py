@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dapcal
+from artefact_bytes import header_and_data, with_header
 from dapcal import artifact, container
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
@@ -365,17 +366,6 @@ def saved(tmp_path_factory) -> bytes:
     path = tmp_path_factory.mktemp("artifact") / "model.dap"
     plain().save(path)
     return path.read_bytes()
-
-
-def header_and_data(content: bytes) -> tuple[dict, bytes]:
-    length = struct.unpack("<Q", content[:8])[0]
-    return json.loads(content[8 : 8 + length]), content[8 + length :]
-
-
-def with_header(header: dict, tensors: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + tensors
 
 
 def edited(change: Callable[[dict], object]) -> Callable[[bytes], bytes]:

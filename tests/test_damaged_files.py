@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent / "torture"))
 
 import artefacts
 
+import artefact_bytes
 from dapcal import container, models
 from previous_cases import FOLDER
 
@@ -32,10 +33,10 @@ def test_damaged_artefacts_are_refused_in_one_sentence():
 @pytest.mark.parametrize("widths", [[20_000, 20_000], [2**40, 2**40], [10**30]])
 def test_a_small_file_does_not_ask_for_a_large_network(widths, tmp_path):
     """34 kB that describe a network of 1.6 GB."""
-    description, tensors = artefacts.opened((FOLDER / "table-regression.dap").read_bytes())
+    description, tensors = artefact_bytes.opened((FOLDER / "table-regression.dap").read_bytes())
     description["about"]["recipe"]["hidden"] = widths
     path = tmp_path / "model.dap"
-    path.write_bytes(artefacts.sealed(description, tensors))
+    path.write_bytes(artefact_bytes.sealed(description, tensors))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"recipe describes a network of .* parameters and it holds .* save it again"):
         models.load(path)

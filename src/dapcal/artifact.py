@@ -4,7 +4,8 @@ Stored: the posterior's draws and moments, the likelihood, projectors, training 
 and held-out scores. Not stored: the network's code (give the model again) and callables that you wrote (a projector, a
 likelihood, a function that returns stacked predictions: give them again). Opening checks format, version, checksum and
 finiteness; loading checks names, shapes and dtypes against the model. Whoever saves may add a description (`about`) and
-tensors (`attachments`), which come back as they were: what a table's columns mean, training rows to show.
+tensors (`attachments`), which come back as they were: what a table's columns mean, training rows to show. A checksum
+tells that a file is as it was written; who wrote it, only a signature tells (`dapcal.signing`).
 
 What is stored of a class stands in the class (`dapcal.storing`).
 """
@@ -12,10 +13,11 @@ What is stored of a class stands in the class (`dapcal.storing`).
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,12 @@ from dapcal import container, likelihoods
 from dapcal.calibrate import Calibrated
 from dapcal.networks import frozen_copy
 from dapcal.reading import build
+from dapcal.records import DapcalWarning
 from dapcal.saving import ATTACHED, FORMAT, VERSION, save
+from dapcal.signing import verifier
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 __all__ = ["Stored", "load", "open", "save"]
 
@@ -37,6 +44,7 @@ def load(
     projector: Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     likelihood: likelihoods.Likelihood | None = None,
     device: str | torch.device | None = None,
+    key: str | Path | Ed25519PublicKey | None = None,
 ) -> Calibrated:
     """Read what `Calibrated.save` wrote.
 
@@ -46,13 +54,14 @@ def load(
         projector: the callable, where the distance uses one that you wrote; several by the name of their space.
         likelihood: where you wrote it.
         device: where predictions run; by default where the model is.
+        key: a public Ed25519 key, or its PEM file: a file that its owner has not signed is refused.
     """
-    return open(path).calibrated(model, projector, likelihood, device)
+    return open(path, key).calibrated(model, projector, likelihood, device)
 
 
-def open(path: str | Path) -> Stored:
-    """Read and check a file, once: what stands beside the posterior needs no model."""
-    description, tensors = _read(Path(path))
+def open(path: str | Path, key: str | Path | Ed25519PublicKey | None = None) -> Stored:
+    """Read and check a file, once: what stands beside the posterior needs no model; `key` as in `load`."""
+    description, tensors = _read(Path(path), key)
     attachments = {n.removeprefix(ATTACHED): t for n, t in tensors.items() if n.startswith(ATTACHED)}
     own = {n: t for n, t in tensors.items() if not n.startswith(ATTACHED)}
     return Stored(path, description.get("about", {}), attachments, description["tree"], own)
@@ -88,7 +97,7 @@ class Stored:
         return build(self.tree, self.tensors, model, projector, likelihood, place, self.path)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read(path: Path, key: str | Path | Ed25519PublicKey | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if path.is_dir():
         raise IsADirectoryError(f"Expected a file that dapcal saved, but {path} is a folder; name the file")
     if not path.is_file():
@@ -104,6 +113,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     with _damage_told(path):
         content.check()
+    _check_signature(content, path, key)
     if version != content.version or not {"tree", "about"} <= set(description):
         raise ValueError(f"{path} was changed after it was saved (its description lacks a part); save it again")
     # the curve alone may hold NaN or inf: where weights overflow the loss is not defined
@@ -111,6 +121,24 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if infinite:
         raise ValueError(f"{path} holds NaN or inf in {infinite[:4]}; calibrate again")
     return description, content.tensors
+
+
+def _check_signature(content: container.Content, path: Path, key: str | Path | Ed25519PublicKey | None) -> None:
+    signature = content.signature
+    if key is None:
+        if signature is not None:
+            warnings.warn(
+                f"{path} is signed, and nothing asks by whom; give the public key to know (key=..., --key)",
+                DapcalWarning,
+                stacklevel=4,
+            )
+        return
+    is_signed = verifier(key)
+    if signature is None:
+        raise ValueError(f"{path} is not signed, and a key was given to verify it; have it signed by its author")
+    if not is_signed(content.seal, signature):
+        owner = f"{key}" if isinstance(key, str | Path) else "that was given"
+        raise ValueError(f"{path} was not signed by the key {owner}; do not use it, or find out who made it")
 
 
 @contextmanager

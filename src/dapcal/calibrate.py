@@ -45,6 +45,8 @@ from dapcal.storing import Stores
 from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Projector, Scale
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from dapcal.deploy import Deployed
 
 
@@ -284,9 +286,9 @@ class Calibrated:
         spaces = ", ".join(space.name for space in self.distance.spaces) or "no space"
         return f"Calibrated(phi={self.phi:.4g}, adjust={self.adjust}, distance in: {spaces})"
 
-    def save(self, path: str | Path) -> None:
-        """Write everything but the network's code to one file; see `dapcal.artifact`."""
-        save(self, path)
+    def save(self, path: str | Path, sign: str | Path | Ed25519PrivateKey | None = None) -> None:
+        """Write everything but the network's code to one file, signed by a key or not; see `dapcal.artifact`."""
+        save(self, path, sign=sign)
 
     def module(self) -> Deployed:
         """The same predictions as one nn.Module of tensors, for torch.export and ONNX (`dapcal.deploy`)."""

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -16,8 +16,12 @@ from dapcal.distances import Distance
 from dapcal.distances.projectors import LayerFeatures
 from dapcal.files import complete_or_absent
 from dapcal.networks import same_weights
+from dapcal.signing import signer
 from dapcal.storing import Stores
 from dapcal.types import Posterior
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FORMAT = "dapcal"
 VERSION = 2
@@ -48,6 +52,7 @@ def save(
     path: str | Path,
     about: Mapping[str, Any] | None = None,
     attachments: Mapping[str, Tensor] | None = None,
+    sign: str | Path | Ed25519PrivateKey | None = None,
 ) -> None:
     """Write the file, complete or not at all.
 
@@ -56,7 +61,9 @@ def save(
         path: the file; an earlier one of that name is replaced at the very end.
         about: anything that JSON can hold, for `Stored.about`.
         attachments: finite tensors, for `Stored.attachments`.
+        sign: a private Ed25519 key, or its PEM file (`dapcal.signing`).
     """
+    signed = None if sign is None else signer(sign)
     tensors: dict[str, Tensor] = {}
     for name, tensor in (attachments or {}).items():
         if not tensor.isfinite().all():  # loading would take it for a damaged file
@@ -67,7 +74,7 @@ def save(
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
     try:
         with complete_or_absent(path) as part, part.open("wb") as file:
-            container.write(file, description, tensors)
+            container.write(file, description, tensors, signed)
     except OSError as error:
         raise OSError(
             f"Could not write {path}: {error}; an earlier file of that name is untouched. Check free space and "

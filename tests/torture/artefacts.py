@@ -8,7 +8,6 @@ checksum predicts something else. By hand: `python tests/torture/artefacts.py 20
 from __future__ import annotations
 
 import copy
-import io
 import json
 import random
 import resource
@@ -28,8 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as load_bytes
-from safetensors.torch import save as save_bytes
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -37,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import dapcal
 import previous_cases
 import test_artifact
-from dapcal import container, models
+from artefact_bytes import header_and_data, opened, sealed, with_header
+from dapcal import models
 
 MOST_BYTES = 256 << 20  # that reading a file of some kilobytes may take beside what was taken before
 MOST_SECONDS = 60  # a file may ask for ten thousand draws
@@ -440,35 +438,6 @@ def _at(tree: Any, place: tuple[Any, ...]) -> Any:
     for key in place:
         tree = tree[key]
     return tree
-
-
-# Files taken apart and put together
-
-
-def header_and_data(content: bytes) -> tuple[dict[str, Any], bytes]:
-    length = struct.unpack("<Q", content[:8])[0]
-    return json.loads(content[8 : 8 + length]), content[8 + length :]
-
-
-def with_header(header: dict[str, Any], data: bytes) -> bytes:
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + data
-
-
-def opened(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    return json.loads(header_and_data(content)[0]["__metadata__"]["dapcal"]), load_bytes(content)
-
-
-def sealed(description: Any, tensors: dict[str, Tensor]) -> bytes:
-    """A file whose checksum is right, whatever is in it."""
-    text = description if isinstance(description, str) else json.dumps(description)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    if '"version": 1' in text:
-        return save_bytes(tensors, {"dapcal": text, "sha256": container.digest(text, tensors).hex()})
-    file = io.BytesIO()
-    container.write(file, text, tensors)
-    return file.getvalue()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, output, too_few, typer, writable
+from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, Sign, check_key, output, too_few, typer, writable
 from dapcal.records import ALPHA
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def calibrate(
     seed: Annotated[
         int, typer.Option(min=0, max=MAX_SEED, help="Of draws, and of the split of the held-out data.")
     ] = 0,
+    sign: Sign = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -57,7 +58,8 @@ def calibrate(
         from dapcal.models.factories import moved, network, with_weights
         from dapcal.models.network import KEPT_BYTES
 
-        writable(out, train, held_out, *weights, *([ood] if ood else []))
+        writable(out, train, held_out, *weights, *([ood] if ood else []), *([sign] if sign else []))
+        check_key(sign)
         made = network(model)
         networks = [moved(with_weights(made, path), device) for path in weights]
         dtype = next(made.parameters()).dtype
@@ -83,7 +85,7 @@ def calibrate(
                 "dapcal report and dapcal explain cannot show them"
             )
         too_few(said, len(fitted.calibrated.evidence.held_out), ALPHA)
-        fitted.save(out)
+        fitted.save(out, sign)
         radius = {s.name: None if s.radius is None else s.radius.start for s in fitted.calibrated.distance.spaces}
         found: dict[str, Any] = {
             "file": str(out),

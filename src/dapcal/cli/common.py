@@ -30,6 +30,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone: no words, notes or bars.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or cuda:1 and so on.")]
+Sign = Annotated[
+    Path | None, typer.Option(readable=False, help="Private Ed25519 key (PEM) that signs the file; see the docs.")
+]
+Key = Annotated[
+    Path | None, typer.Option(readable=False, help="Public Ed25519 key (PEM): refuse a model that it has not signed.")
+]
 Factory = Annotated[
     str | None, typer.Option("--model", help="For your network: package.module:factory, as in `calibrate`.")
 ]
@@ -133,6 +139,14 @@ def writable(out: Path, *inputs: Path) -> None:
     for given in inputs:
         if out.exists() and given.exists() and out.samefile(given):
             raise ValueError(f"--out would overwrite {given}, which is read; name another file")
+
+
+def check_key(sign: Path | None) -> None:
+    """Refuse a key that cannot sign, before any work is done."""
+    if sign is not None:
+        from dapcal.signing import signer
+
+        signer(sign)
 
 
 @contextmanager

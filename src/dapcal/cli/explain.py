@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import Device, Factory, Json, Quiet, checked, output, too_few, typer
+from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, output, too_few, typer
 from dapcal.records import ALPHA
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def explain(
     row: Annotated[int, typer.Option(min=1, help="Which row, counted from 1 without the header.")] = 1,
     neighbours: Annotated[int, typer.Option(min=1, help="How many training rows to show.")] = 5,
     factory: Factory = None,
+    key: Key = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -33,7 +34,7 @@ def explain(
         from dapcal.explain import explain as explained
         from dapcal.models import load
 
-        loaded = load(model, factory, checked(device))
+        loaded = load(model, factory, checked(device), key)
         rows = loaded.inputs(data, row)
         if len(rows) < row:
             raise ValueError(f"Expected --row between 1 and {len(rows)} (rows of {data}), got {row}")

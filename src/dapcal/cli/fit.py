@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, checked, output, too_few, typer, writable
+from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, Sign, check_key, checked, output, too_few, typer, writable
 from dapcal.types import ALPHA
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def fit(
         bool, typer.Option("--fast", help="Skip gap cross-validation, which chooses how predictions widen far away.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the split, initial weights and batches.")] = 0,
+    sign: Sign = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -47,7 +48,8 @@ def fit(
         from dapcal.models.table_summary import summarise, words
         from dapcal.recipes import Recipe
 
-        writable(out, train)
+        writable(out, train, *([sign] if sign else []))
+        check_key(sign)
         if task not in (None, "classification", "regression"):
             raise ValueError(f"Expected --task as classification or regression, got {task!r}")
         recipe = Recipe(
@@ -75,7 +77,7 @@ def fit(
             said.note(note)
         too_few(said, len(model.calibrated.evidence.held_out), ALPHA)
         summary = summarise(model)
-        model.save(out)
+        model.save(out, sign)
         data: dict[str, Any] = {
             "file": str(out),
             **summary.as_json(),

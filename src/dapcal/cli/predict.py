@@ -10,6 +10,7 @@ from dapcal.cli.common import (
     Device,
     Factory,
     Json,
+    Key,
     Output,
     Quiet,
     all_written,
@@ -50,6 +51,7 @@ def predict(
         ),
     ],
     factory: Factory = None,
+    key: Key = None,
     alpha: Alpha = ALPHA,
     level: Level = LEVEL,
     keep: Annotated[list[str] | None, typer.Option(help="Column to copy, e.g. an id; may be repeated.")] = None,
@@ -74,7 +76,7 @@ def predict(
 
         _check(out, data, model, level)
         reading = Reading(tuple(keep or ()), batch_size, resize, numbers(mean, "mean"), numbers(std, "std"))
-        predicted(load(model, factory, checked(device)), data, reading, out, alpha, level, said)
+        predicted(load(model, factory, checked(device), key), data, reading, out, alpha, level, said)
 
 
 def predicted(model: Model, data: Path, reading: Reading, out: Path, alpha: float, level: float, said: Output) -> None:

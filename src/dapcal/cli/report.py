@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dapcal.cli.common import Device, Factory, Json, Quiet, checked, output, typer, writable
+from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, output, typer, writable
 
 
 def report(
@@ -15,6 +15,7 @@ def report(
         Path | None, typer.Option(readable=False, help="New inputs to report on, e.g. last month's rows.")
     ] = None,
     factory: Factory = None,
+    key: Key = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -28,7 +29,7 @@ def report(
         from dapcal.report import write
 
         writable(out, model, *([data] if data else []))
-        loaded = load(model, factory, checked(device))
+        loaded = load(model, factory, checked(device), key)
         said.progress("measuring", 0, None)
         new = None if data is None else loaded.inputs(data, MOST_NEW)
         if new is not None and len(new) == MOST_NEW:

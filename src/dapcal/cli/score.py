@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dapcal.cli.common import Device, Factory, Json, Quiet, typer
+from dapcal.cli.common import Device, Factory, Json, Key, Quiet, typer
 from dapcal.cli.predict import Alpha, BatchSize, Level, Mean, Resize, Std, predict
 from dapcal.records import ALPHA, LEVEL
 
@@ -17,6 +17,7 @@ def score(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Predictions: .csv, or .npz for arrays.")],
     factory: Factory = None,
+    key: Key = None,
     alpha: Alpha = ALPHA,
     level: Level = LEVEL,
     batch_size: BatchSize = None,
@@ -38,6 +39,7 @@ def score(
         inputs,
         out,
         factory=factory,
+        key=key,
         alpha=alpha,
         level=level,
         batch_size=batch_size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from dapcal.cli.common import INTERRUPTED, Device, Factory, Json, Quiet, checked, output, too_few, typer
+from dapcal.cli.common import INTERRUPTED, Device, Factory, Json, Key, Quiet, checked, output, too_few, typer
 from dapcal.records import ALPHA, LEVEL
 
 
@@ -17,6 +17,7 @@ def serve(
     level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = LEVEL,
     most_rows: Annotated[int, typer.Option(min=1, help="Rows of one batch, at most.")] = 1000,
     factory: Factory = None,
+    key: Key = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -36,7 +37,7 @@ def serve(
         if not 0 < level < 1:
             raise ValueError(f"Expected --level between 0 and 1, got {level}")
         torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
-        loaded = load(model, factory, checked(device))
+        loaded = load(model, factory, checked(device), key)
         too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
         whole = Served.of(loaded, model.name, alpha=alpha, level=level)
 

@@ -10,7 +10,9 @@ from dapcal import artifact
 from dapcal.models.model import NETWORK, TABLE, Model
 
 
-def load(path: str | Path, factory: nn.Module | str | None = None, device: str = "cpu") -> Model:
+def load(
+    path: str | Path, factory: nn.Module | str | None = None, device: str = "cpu", key: str | Path | None = None
+) -> Model:
     """Read what `dapcal fit`, `dapcal calibrate` or `Model.save` wrote.
 
     Args:
@@ -19,8 +21,9 @@ def load(path: str | Path, factory: nn.Module | str | None = None, device: str =
             (package.module:factory). The name in the file is not used, as importing code that a file names would let
             the file choose what runs.
         device: where predictions run.
+        key: PEM file of a public key; a file that its owner has not signed is refused.
     """
-    stored = artifact.open(path)
+    stored = artifact.open(path, key)
     kind = stored.about.get("kind")
     if kind == NETWORK:
         from dapcal.models import network

@@ -76,8 +76,8 @@ class Model(Protocol):
         """What a report is about; `new` are further inputs."""
         ...
 
-    def save(self, path: str | Path) -> None:
-        """Write everything but a network's code to one file, complete or not at all."""
+    def save(self, path: str | Path, sign: str | Path | None = None) -> None:
+        """Write everything but a network's code to one file, complete or not at all, signed by a key's file or not."""
         ...
 
 

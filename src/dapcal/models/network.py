@@ -103,7 +103,7 @@ class NetworkModel:
         """Rows of a service, (N, ...)."""
         return torch.tensor([row["x"] for row in rows], dtype=torch.float64).to(self.calibrated.example.dtype)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, sign: str | Path | None = None) -> None:
         """Write everything but the network's code to one file, complete or not at all."""
         about = {
             "kind": NETWORK,
@@ -118,7 +118,7 @@ class NetworkModel:
             attachments["held_out.rows"] = self.rows
         if self.train is not None:
             attachments |= {"train.x": self.train.x, "train.y": self.train.y}
-        artifact.save(self.calibrated, path, about, attachments)
+        artifact.save(self.calibrated, path, about, attachments, sign)
 
     def subject(
         self, title: str, new: Tensor | None = None, new_name: str = "new data", train: Labelled | None = None

@@ -148,7 +148,7 @@ class TableModel:
         first, second = (self.held_out.subset(half.to(self.held_out.x.device)) for half in self._rows_of_halves())
         return first, second
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, sign: str | Path | None = None) -> None:
         """Write everything to one file, training and held-out rows included (the report shows some of them)."""
         about = {
             "kind": TABLE,
@@ -160,7 +160,7 @@ class TableModel:
         }
         sets = {"train": self.train, "held_out": self.held_out}
         attachments = {f"{name}.{part}": getattr(data, part) for name, data in sets.items() for part in ("x", "y")}
-        artifact.save(self.calibrated, path, about, attachments)
+        artifact.save(self.calibrated, path, about, attachments, sign)
 
     def subject(self, title: str, new: Tensor | None = None, new_name: str = "new data") -> Subject:
         """What a report is about; `new` are further encoded rows."""
