@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from dapcal.cli import app
@@ -292,9 +291,9 @@ def test_no_room_is_said_without_error_numbers(folder: Path, tmp_path: Path, mon
 
 def test_no_room_for_a_model_is_no_wrong_argument(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dapcal.saving.save_file", full)
+    monkeypatch.setattr("dapcal.container.write", full)
     result = run("fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL)
     refused(result, "Could not write", "Check free space", code=1)
     assert not list(tmp_path.iterdir())

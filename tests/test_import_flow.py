@@ -22,7 +22,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {
         "plain things": (
             "dapcal.data", "dapcal.files", "dapcal.interpolation", "dapcal.progress", "dapcal.png", "dapcal.moving",
-            "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container", "dapcal.signing",
+            "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container", "dapcal.signing", "dapcal.visible",
         ),
     },
     {

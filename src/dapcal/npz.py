@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tokenize
 import zipfile
 import zlib
@@ -29,10 +30,16 @@ def names_of(path: str | Path) -> tuple[str, ...]:
 def array(path: str | Path, name: str) -> Array:
     """An array by its name: shape and type, from the head of it."""
     path = Path(path)
-    with _opened(path, name) as member:
+    with _archive(path) as archive, _opened(path, archive, name) as member:
         shape, fortran, dtype = _header(member)
+        held = archive.getinfo(f"{name}.npy").file_size - member.tell()
     if dtype.hasobject:
         raise ValueError(f"{path}: array `{name}` holds Python objects, which are not loaded; save numbers or texts")
+    if any(type(length) is not int or length < 0 for length in shape) or math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(
+            f"{path}: array `{name}` is said to be {_told(shape)} of {dtype}, and holds {held} bytes; write it again, "
+            "with numpy.savez"
+        )
     return Array(path, name, shape, dtype, fortran)
 
 
@@ -48,7 +55,7 @@ class Array:
 
     def read(self) -> np.ndarray:
         """The whole array."""
-        with _opened(self.path, self.name) as member:
+        with _archive(self.path) as archive, _opened(self.path, archive, self.name) as member:
             _header(member)
             values = self._values(member, self.shape, "F" if self.fortran else "C")
         return np.array(values, self.dtype.newbyteorder("="), order="C")  # a copy, which may be written to
@@ -59,31 +66,28 @@ class Array:
             values = self.read()
             yield from (values[start : start + rows] for start in range(0, len(values), rows))
             return
-        with _opened(self.path, self.name) as member:
+        with _archive(self.path) as archive, _opened(self.path, archive, self.name) as member:
             _header(member)
             for start in range(0, self.shape[0], rows):
                 shape = (min(rows, self.shape[0] - start), *self.shape[1:])
                 yield self._values(member, shape, "C").astype(self.dtype.newbyteorder("="))
 
     def _values(self, member: IO[bytes], shape: tuple[int, ...], order: Any) -> np.ndarray:
-        size = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
+        size = math.prod(shape) * self.dtype.itemsize
         if not size:  # no rows, or texts of no characters
             return np.zeros(shape, self.dtype)
         return np.frombuffer(_exactly(member, size), self.dtype).reshape(shape, order=order)
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator[IO[bytes]]:
+def _opened(path: Path, archive: zipfile.ZipFile, name: str) -> Iterator[IO[bytes]]:
     """The member of that name."""
-    with _archive(path) as archive:
-        names = [member.removesuffix(".npy") for member in archive.namelist()]
-        if name not in names:
-            held = ", ".join(f"`{other}`" for other in names[:5]) or "nothing"
-            raise ValueError(
-                f"{path} has no array `{name}`, it holds {held}; write it with numpy.savez(path, x=x, y=y)"
-            )
-        with archive.open(f"{name}.npy") as member:
-            yield member
+    names = [member.removesuffix(".npy") for member in archive.namelist()]
+    if name not in names:
+        held = ", ".join(f"`{other[:60]}`" for other in names[:5]) or "nothing"
+        raise ValueError(f"{path} has no array `{name}`, it holds {held}; write it with numpy.savez(path, x=x, y=y)")
+    with archive.open(f"{name}.npy") as member:
+        yield member
 
 
 @contextmanager
@@ -111,6 +115,10 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError) as error:
         raise zipfile.BadZipFile(str(error)) from error
     return shape, fortran, dtype
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))[:100] or "one number"
 
 
 def _exactly(member: IO[bytes], size: int) -> bytes:

@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+from dapcal.visible import in_json, one_line, shown
+
 try:
     import typer
     from rich.console import Console
@@ -53,7 +55,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """Something to know that is not an error; said once."""
-        text = _one_line(text)
+        text = one_line(text)
         if text in self.notes:
             return
         self.notes.append(text)
@@ -63,23 +65,23 @@ class Output:
     def say(self, text: str) -> None:
         """News of the work on the way."""
         if not self.quiet:
-            self.bars.console.print(text, highlight=False, markup=False)
+            self.bars.console.print(shown(text), highlight=False, markup=False)
 
     def progress(self, stage: str, done: int, total: int | None) -> None:
         """Move the bar of a stage; a total of None is not known."""
         if self.quiet:
             return
         if stage not in self.tasks:
-            self.tasks[stage] = self.bars.add_task(stage, total=total)
+            self.tasks[stage] = self.bars.add_task(shown(stage), total=total)
         self.bars.update(self.tasks[stage], completed=done, total=total)
 
     def result(self, data: dict[str, Any], words: str) -> None:
         """The outcome: as JSON (with the notes), in words, or not at all."""
         self.bars.stop()  # they would be drawn over it
         if self.as_json:
-            typer.echo(json.dumps({**data, "notes": self.notes}, ensure_ascii=False, allow_nan=False))
+            typer.echo(in_json(json.dumps({**data, "notes": self.notes}, ensure_ascii=False, allow_nan=False)))
         elif not self.quiet:
-            typer.echo(words)
+            typer.echo(shown(words))
 
 
 @contextmanager
@@ -97,7 +99,7 @@ def output(as_json: bool = False, quiet: bool = False) -> Iterator[Output]:
 
 def end(message: str, code: int) -> typer.Exit:
     """Say why; brackets in it are not markup, and no path is broken over lines."""
-    console.print(_one_line(message), style="red", highlight=False, markup=False, soft_wrap=True)
+    console.print(one_line(message), style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(code)
 
 
@@ -153,7 +155,7 @@ def check_key(sign: Path | None) -> None:
 def _errors(as_json: bool) -> Iterator[None]:
     def ending(message: str, code: int) -> typer.Exit:
         if as_json:
-            typer.echo(json.dumps({"error": _one_line(message), "exit_code": code}, ensure_ascii=False))
+            typer.echo(in_json(json.dumps({"error": one_line(message), "exit_code": code}, ensure_ascii=False)))
         return end(message, code)
 
     try:
@@ -168,7 +170,9 @@ def _errors(as_json: bool) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
         raise typer.Exit(FAILED) from None
     except OSError as error:
-        no_room = error.errno in _NO_ROOM or os.strerror(errno.ENOSPC) in str(error)  # safetensors gives words alone
+        no_room = error.errno in _NO_ROOM or os.strerror(errno.ENOSPC) in str(
+            error
+        )  # an artefact that cannot be written gives words alone
         raise ending(_of_os(error), FAILED if no_room else WRONG) from error
     except (ValueError, TypeError) as error:
         raise ending(str(error), WRONG) from error
@@ -202,7 +206,3 @@ def _of_os(error: OSError) -> str:
     where = "" if error.filename is None else f"{error.filename}: "
     advice = "; make room, or name another place" if error.errno in _NO_ROOM else ""
     return f"{where}{os.strerror(error.errno)}{advice}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

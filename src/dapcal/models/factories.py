@@ -65,6 +65,12 @@ def with_weights(model: nn.Module, path: str | Path) -> nn.Module:
         more = f", and {len(odd) - 1} more differ" if len(odd) > 1 else ""
         raise ValueError(f"{path} holds weights of another model: `{odd[0]}` is {there} there and {here} here{more}")
     learnt = dict(loaded.named_parameters(remove_duplicate=False))
+    kinds = [n for n in learnt if n in given and given[n].is_floating_point() != learnt[n].is_floating_point()]
+    if kinds:
+        raise ValueError(
+            f"{path} holds {given[kinds[0]].dtype} for `{kinds[0]}`, which is {learnt[kinds[0]].dtype} in the model; "
+            "save the model's own state_dict()"
+        )
     # a buffer may hold −inf, such as an attention mask
     broken = [
         name for name, tensor in given.items() if (~tensor.isfinite() if name in learnt else tensor.isnan()).any()
@@ -72,6 +78,8 @@ def with_weights(model: nn.Module, path: str | Path) -> nn.Module:
     if broken:
         raise ValueError(f"{path} holds NaN or inf in {_listed(broken)}; train the network again")
     loaded.load_state_dict(given, strict=False)
+    if not all(parameter.isfinite().all() for parameter in loaded.parameters()):
+        raise ValueError(f"{path} holds numbers too large for the model's type; save the weights in the model's type")
     return loaded
 
 
@@ -166,12 +174,24 @@ def _state(loaded: Any, path: Path) -> dict[str, Tensor]:
             f"Expected {path} to hold a state dict of tensors, got {type(loaded).__name__}; save the weights with "
             "torch.save(model.state_dict(), path)"
         )
+    odd = [name for name, tensor in loaded.items() if not isinstance(name, str) or not _is_plain(tensor)]
+    if odd:
+        raise ValueError(
+            f"Expected {path} to hold plain tensors by name, but {str(odd[0])[:60]!r} is sparse, quantised, complex or "
+            "without data; save the state_dict() of a plain copy of the network"
+        )
     return dict(loaded)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """With a number of its own at every place, in main memory."""
+    kept = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta)
+    return kept and not tensor.is_quantized and not tensor.is_complex()
 
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(f"`{name}`" for name in names[:_MOST_NAMED]) + more
+    return ", ".join(f"`{name[:100]}`" for name in names[:_MOST_NAMED]) + more
 
 
 def _prefix(unknown: Sequence[str]) -> str:

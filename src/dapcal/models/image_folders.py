@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +68,14 @@ class Decoder:
             yield torch.stack([self(path) for path in files[start : start + size]])
 
 
+@contextmanager
+def _bombs_refused(warning: type[Warning]) -> Iterator[None]:
+    """What pillow warns of, images of more than 89 million pixels, is an error here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", warning)
+        yield
+
+
 def _pixels(path: Path, mode: str, size: tuple[int, int], resize: bool) -> np.ndarray:
     """An image of that mode and (width, height), as bytes."""
     try:
@@ -73,7 +83,7 @@ def _pixels(path: Path, mode: str, size: tuple[int, int], resize: bool) -> np.nd
     except ImportError as error:
         raise ImportError("Images need pillow; install it with: pip install 'dapcal[images]'") from error
     try:
-        with Image.open(path) as image:
+        with _bombs_refused(Image.DecompressionBombWarning), Image.open(path) as image:
             deep, found = image.mode[:1] in "IF", image.size
             if not deep and (resize or found == size):
                 converted = image.convert(mode)

@@ -26,6 +26,7 @@ from dapcal.models.fields import Field, Task
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import NETWORK, PLAIN, Reading, Source, Write, first_inputs
 from dapcal.models.subject import Axis, Picture, Row, Subject
+from dapcal.models.tokens import check_tokens
 from dapcal.models.writing import writer
 from dapcal.png import image_png
 from dapcal.reading import refused_if_damaged
@@ -71,6 +72,7 @@ class NetworkModel:
     def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
         """Predictions at inputs (N, ...) by name, in one pass; inputs take the network's precision if they have one."""
         inputs = x.to(self.calibrated.example.dtype) if x.is_floating_point() else x
+        check_tokens(self.calibrated.posterior.network, inputs, "x")
         return named(self.calibrated.batches(inputs, max(len(x), 1)), self.classes, level, alpha)
 
     def read(self, path: Path, reading: Reading = PLAIN) -> Source:

@@ -37,6 +37,11 @@ def _arrays(path: Path, example: Tensor, size: int) -> Source:
     found, shape = arrays.array(path, "x"), tuple(example.shape[1:])
     if found.shape[1:] != shape:
         raise ValueError(f"{path}: Expected inputs of shape {shape}, as in training, got {found.shape[1:]}")
+    if not example.is_floating_point() and found.dtype.kind == "f":
+        raise ValueError(
+            f"{path}: Expected token ids in `x` as whole numbers, as in training, got {found.dtype}; save "
+            "x.astype('int64') if they have no fractions"
+        )
     dtype = example.dtype if example.is_floating_point() else torch.get_default_dtype()
 
     def batches() -> Iterator[Batch]:

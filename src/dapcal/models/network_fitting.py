@@ -17,6 +17,7 @@ from dapcal.likelihoods import Likelihood
 from dapcal.models import network as kept
 from dapcal.models.network import NetworkModel, on_device
 from dapcal.models.network_posteriors import guessed_task, likelihood_of, outputs_at, posterior_of
+from dapcal.models.tokens import check_tokens
 from dapcal.progress import Stages
 
 _BATCH = 256
@@ -59,8 +60,11 @@ def fit(
     progress = progress or (lambda *_: None)
     device = next(networks[0].parameters()).device
     train, held_out = gather(on_device(train, device)[:2], "train"), gather(on_device(held_out, device)[:2], "held_out")
+    check_tokens(networks[0], train.x, "train")
     one = outputs_at(networks[0], train.x[:2])[:1]
     check_inputs(held_out.x, "held_out", like=train.x)
+    for name, x in (("held_out", held_out.x), *(() if ood is None else (("ood", ood),))):
+        check_tokens(networks[0], x, name)
     task = task or guessed_task(train.y)
     if task == "regression":
         train, held_out = (Labelled(data.x, data.y.to(one.dtype)) for data in (train, held_out))
