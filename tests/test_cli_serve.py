@@ -21,11 +21,13 @@ from typer.testing import CliRunner
 from dapcal.cli import app
 from dapcal.data import Labelled
 from dapcal.models.network_fitting import fit as fit_network
+from dapcal.models.row_notes import notes
 from dapcal.models.table import TableModel
 from dapcal.models.table_fitting import fit as fit_table
 from dapcal.recipes import Recipe
 from dapcal.serve import Served, create_app
 
+TOKEN = "0123456789abcdef"
 ROW = {"area": 80.0, "rooms": 3.0, "city": "Rome"}
 
 
@@ -102,10 +104,49 @@ def test_missing_values_and_unknown_cities_are_answered(client: Client):
     known = client.predict(ROW).json()
     unknown = client.predict({**ROW, "city": "Paris"}).json()
     assert unknown["ood_p_value"] <= known["ood_p_value"]
-    assert client.predict({"city": None, "area": 80}).status_code == 200
+    assert client.predict({"city": None, "area": 80, "rooms": None}).status_code == 200
 
 
-@pytest.mark.parametrize("row", [{**ROW, "area": 1e300}, {**ROW, "area": "80"}, {**ROW, "extra": 1}, []])
+def test_what_is_missing_unknown_or_ignored_is_noted_in_the_words_of_predict(
+    price: TableModel, client: Client, tmp_path: Path
+):
+    """Before: no word of it, and a row with the target was refused."""
+    row = {"area": None, "rooms": 3.0, "city": "Paris", "nonsense": 1}
+    text = "area,rooms,city,nonsense\n,3,Paris,1\n"
+    (tmp_path / "new.csv").write_text(text)
+    source = price.read(tmp_path / "new.csv")
+    for _ in source.batches:
+        pass
+    answer = client.predict(row).json()
+    assert answer["notes"] == source.notes()
+    assert len(answer["notes"]) == 3
+    assert client.predict(ROW).json()["notes"] == []
+    batch = client.ask("POST", "/predict/batch", json={"rows": [row, ROW, row]}).json()
+    assert [note.replace("2 rows", "1 row") for note in batch["notes"]] == answer["notes"]
+    carried = client.predict({**ROW, "price": 250, "dear": True, "id": [7, {}]}).json()
+    assert carried["prediction"] == client.predict(ROW).json()["prediction"]
+    assert carried["notes"] == [
+        "columns that the model does not know were ignored: id",
+        "columns that nothing is predicted from were ignored: price, dear",
+    ]
+
+
+def test_a_field_that_training_never_lacked_is_required_and_a_misspelt_one_is_named(client: Client):
+    assert client.ask("GET", "/openapi.json").json()["components"]["schemas"]["Row"]["required"] == list(ROW)
+    answer = client.predict({"aera": 80.0, "rooms": 3.0, "city": "Rome"})
+    assert answer.status_code == 422
+    (problem,) = answer.json()["error"]["fields"]
+    assert problem == {"path": ["area"], "message": "Field required; is `aera` meant for it?"}
+
+
+@pytest.mark.parametrize("value", ["Rome", " Oslo ", "paris", "", "NA", " ? ", "TRUE", "True", "true", None])
+def test_notes_count_as_the_encoder_does(price: TableModel, value: str | None):
+    encoded = price.encoder(pa.table({"area": [1.0], "rooms": [1.0], "city": pa.array([value], pa.string())}))
+    expected = notes(price.encoder, encoded.unknown, encoded.imputed, encoded.ignored)
+    assert price.notes_on([{"area": 1.0, "rooms": 1.0, "city": value}]) == expected
+
+
+@pytest.mark.parametrize("row", [{**ROW, "area": 1e300}, {**ROW, "area": "80"}, {"area": 80.0}, []])
 def test_rows_that_no_model_takes_are_refused(row: object, client: Client):
     answer = client.predict(row)
     assert answer.status_code == 422
@@ -114,18 +155,35 @@ def test_rows_that_no_model_takes_are_refused(row: object, client: Client):
 
 def test_the_command_serves_until_it_is_told_to_stop(price: TableModel, tmp_path: Path):
     price.save(tmp_path / "house.dap")
+    (tmp_path / "token").write_text(TOKEN + "\n")
     command = [sys.executable, "-m", "dapcal", "serve", str(tmp_path / "house.dap"), "--port", "0", "--json"]
+    command += ["--token-file", str(tmp_path / "token"), "--access-log", str(tmp_path / "access.log")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = json.loads(process.stdout.readline())["address"]
-        assert httpx.post(f"{address}/predict", json=ROW, timeout=60).status_code == 200
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        assert httpx.post(f"{address}/predict", json=ROW, timeout=60).status_code == 401
+        assert httpx.post(f"{address}/predict", json=ROW, headers=bearer, timeout=60).status_code == 200
         assert httpx.get(f"{address}/health", timeout=60).json()["model"] == "house.dap"
+        process.send_signal(signal.SIGHUP)
+        assert any("as it is now" in line for line in process.stderr)  # bars have left an empty line
+        assert httpx.get(f"{address}/ready", timeout=60).status_code == 200
     finally:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Traceback" not in errors
+    lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
+    assert [line["status"] for line in lines] == [401, 200, 200, 200]
+
+
+@pytest.mark.parametrize("token", ["", "short", "with a space in it, though long", "ü" * 20])
+def test_a_token_that_is_none_is_refused(token: str, tmp_path: Path):
+    (tmp_path / "token").write_text(token, encoding="utf-8")
+    result = CliRunner().invoke(app, ["serve", "house.dap", "--token-file", str(tmp_path / "token")])
+    assert result.exit_code == 2
+    assert "openssl rand" in result.stderr
 
 
 def test_a_port_that_is_taken_is_named(price: TableModel, tmp_path: Path):

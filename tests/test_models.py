@@ -55,7 +55,7 @@ def test_a_command_reads_its_artefact_once(command: str, kind: str, monkeypatch:
     honest, hashed = container.read, container.Content.check
     monkeypatch.setattr(container, "read", lambda path: reads.append(path) or honest(path))
     monkeypatch.setattr(container.Content, "check", lambda content: digests.append(1) or hashed(content))
-    monkeypatch.setattr(dapcal.serve, "run", lambda *arguments: None)
+    monkeypatch.setattr(dapcal.serve, "run", lambda *arguments, **named: None)
     model, data, options = given(kind)
     arguments = {
         "predict": [data, "-o", "out.csv"],

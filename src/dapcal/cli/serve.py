@@ -8,6 +8,8 @@ from typing import Annotated
 from dapcal.cli.common import INTERRUPTED, Device, Factory, Json, Key, Quiet, checked, output, too_few, typer
 from dapcal.records import ALPHA, LEVEL
 
+_SHORTEST = 16  # characters of a token
+
 
 def serve(
     model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` or `dapcal calibrate` wrote.")],
@@ -16,35 +18,73 @@ def serve(
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = ALPHA,
     level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = LEVEL,
     most_rows: Annotated[int, typer.Option(min=1, help="Rows of one batch, at most.")] = 1000,
+    most_connections: Annotated[int, typer.Option(min=1, help="Open at a time, at most.")] = 1000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="File with a token that requests must carry (Authorization: Bearer …)."),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(readable=False, help="For HTTPS: file with the certificate chain (PEM).")
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(readable=False, help="File with its private key; by default in --cert's file.")
+    ] = None,
+    access_log: Annotated[
+        Path | None,
+        typer.Option(readable=False, help="File to append a line of JSON to for every answer; - is standard error."),
+    ] = None,
     factory: Factory = None,
     key: Key = None,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Answer requests over HTTP: POST /predict, POST /predict/batch, GET /health, GET /metrics, GET /openapi.json.
+    """Answer requests over HTTP: POST /predict and /predict/batch, GET /health, /ready, /metrics and /openapi.json.
 
-    Ends with Ctrl-C or a SIGTERM, after the requests that it has taken.
+    Ends with Ctrl-C or a SIGTERM, after the requests that it has taken. With a SIGHUP it goes on with what the model's
+    file holds then, and opens the access log again.
 
     Example: dapcal serve house.dap --port 8000
     """
     with output(as_json, quiet) as said:
         import torch
 
-        from dapcal.models import load
-        from dapcal.serve import Limits, Served, run
+        from dapcal.serve import AccessLog, Limits, Security, Served, run
 
         if not 0 < level < 1:
             raise ValueError(f"Expected --level between 0 and 1, got {level}")
+        security = Security(None if token_file is None else _token(token_file), cert, key_file)
         torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
-        loaded = load(model, factory, checked(device), key)
-        too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
-        whole = Served.of(loaded, model.name, alpha=alpha, level=level)
+
+        def served() -> Served:
+            from dapcal.models import load
+
+            loaded = load(model, factory, checked(device), key)
+            too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
+            return Served.of(loaded, model.name, alpha=alpha, level=level)
+
+        def again() -> Served:
+            found = served()
+            said.say(f"Serving {model.name} as it is now")
+            return found
 
         def started(address: str) -> None:
             said.result({"address": address}, f"Serving {model.name} at {address}; Ctrl-C ends it")
 
+        access = None if access_log is None else AccessLog(None if str(access_log) == "-" else access_log)
+        limits = Limits(rows=most_rows, connections=most_connections)
         try:
-            run(whole, host, port, Limits(rows=most_rows), started)
+            run(served(), host, port, limits, started, security=security, access=access, again=again)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _token(path: Path) -> str:
+    """What a file holds, without the space around it."""
+    text = path.read_text(encoding="utf-8", errors="replace").strip()
+    if len(text) < _SHORTEST or not (text.isascii() and text.isprintable() and " " not in text):
+        raise ValueError(
+            f"Expected {path} to hold a token of {_SHORTEST} or more ASCII characters and no space, got "
+            f"{len(text)} characters; make one with: openssl rand -hex 32"
+        )
+    return text

@@ -21,8 +21,9 @@ class Field:
         kind: a finite number, a text, or nested lists of finite numbers.
         levels: of a category, those seen in training; another one is accepted, and is for the model to judge.
         shape: of an array, its lengths from the outside in.
-        required: whether a row must have a value; where not, null and a missing key both mean "unknown".
+        required: whether a row must have the field; where not, null and a missing key both mean "unknown".
         bounds: of a number, the smallest and the largest that the model takes.
+        nullable: whether the value of a required field may be null, which means "unknown".
     """
 
     name: str
@@ -31,6 +32,7 @@ class Field:
     shape: tuple[int, ...] = ()
     required: bool = True
     bounds: tuple[float, float] | None = None
+    nullable: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):

@@ -72,6 +72,10 @@ class Model(Protocol):
         """Rows of a service ({field: value, None where unknown}) as inputs."""
         ...
 
+    def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What there is to know of rows of a service as they were sent, in words: missing values, ignored fields."""
+        ...
+
     def subject(self, title: str, new: Tensor | None = None, new_name: str = "new data") -> Subject:
         """What a report is about; `new` are further inputs."""
         ...

@@ -25,6 +25,7 @@ from dapcal.models.factories import network as made_by
 from dapcal.models.fields import Field, Task
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import NETWORK, PLAIN, Reading, Source, Write, first_inputs
+from dapcal.models.row_notes import ignored_note
 from dapcal.models.subject import Axis, Picture, Row, Subject
 from dapcal.models.tokens import check_tokens
 from dapcal.models.writing import writer
@@ -104,6 +105,10 @@ class NetworkModel:
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """Rows of a service, (N, ...)."""
         return torch.tensor([row["x"] for row in rows], dtype=torch.float64).to(self.calibrated.example.dtype)
+
+    def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Fields of rows of a service that are not the network's input."""
+        return ignored_note(dict.fromkeys(name for row in rows for name in row if name != "x"))
 
     def save(self, path: str | Path, sign: str | Path | None = None) -> None:
         """Write everything but the network's code to one file, complete or not at all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from dapcal.models.columns import Columns, Unit, flat, in_unit, named
 from dapcal.models.fields import Field
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
+from dapcal.models.row_notes import RowNotes
 from dapcal.models.subject import Axis, Subject
 from dapcal.reading import refused_if_damaged
 from dapcal.recipes import Recipe
@@ -143,6 +145,10 @@ class TableModel:
         columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}
         return self.encoder(pa.table(columns)).x
 
+    def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What was missing, unknown or ignored in rows of a service, in the words of `read`."""
+        return self._row_notes(rows)
+
     def halves(self) -> tuple[Labelled, Labelled]:
         """Held-out rows: the half that stopped training and chose φ, and the one that p-values are read from."""
         first, second = (self.held_out.subset(half.to(self.held_out.x.device)) for half in self._rows_of_halves())
@@ -186,6 +192,10 @@ class TableModel:
         """Rows of one pass: memory grows with draws × rows × outputs."""
         draws = max(self.recipe.draws, self.recipe.members)
         return max(1, min(8192, _NUMBERS_AT_ONCE // (draws * outputs_of(self.target))))
+
+    @cached_property
+    def _row_notes(self) -> RowNotes:
+        return RowNotes(self.encoder)
 
     def _rows_of_halves(self) -> tuple[Tensor, Tensor]:
         chooses, judges = self.calibrated.chooses, self.calibrated.judges
@@ -243,12 +253,16 @@ def outputs_of(target: Classes | Numbers) -> int:
 
 
 def _field(column: Number | Category) -> Field:
-    """A value may be missing in every column: the encoder says what takes its place. Its limit is the field's."""
+    """A field that no training row lacked must be there, if only as null: a misspelt name is found out.
+
+    The encoder says what takes the place of null. Its limit of a number is the field's.
+    """
+    required = not column.missing
     if isinstance(column, Number):
         reach = LIMIT * column.scale
         bounds = (column.center - reach, column.center + reach)
-        return Field(column.name, "number", required=False, bounds=bounds)
-    return Field(column.name, "category", levels=column.levels, required=False)
+        return Field(column.name, "number", required=required, bounds=bounds, nullable=True)
+    return Field(column.name, "category", levels=column.levels, required=required, nullable=True)
 
 
 def _beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:

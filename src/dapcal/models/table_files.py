@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet
 
 from dapcal.models.model import Batch, Source
+from dapcal.models.row_notes import notes
 from dapcal.tables.columns import listed
 from dapcal.tables.encoder import Encoded, Encoder
 from dapcal.tables.files import columns_of, stream
@@ -52,23 +53,7 @@ class _Met:
         self.ignored = encoded.ignored
 
     def notes(self) -> list[str]:
-        told = [
-            f"column `{name}`: {_rows(count)} with a category that training never saw, further from every training "
-            "row for it"
-            for name, count in self.unknown.items()
-        ]
-        for name, count in self.imputed.items():
-            filled = "the mean" if self.encoder.expected[name] == "number" else "the most frequent category"
-            told.append(
-                f"column `{name}`: {_rows(count)} without a value, none in training; there {filled} stands for it"
-            )
-        if self.ignored:
-            told.append(f"columns that the model does not know were ignored: {', '.join(self.ignored)}")
-        return told
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
+        return notes(self.encoder, self.unknown, self.imputed, self.ignored)
 
 
 def _expected_rows(path: Path) -> int | None:

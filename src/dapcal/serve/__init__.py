@@ -1,8 +1,10 @@
 """A model as an HTTP service: rows of JSON in, calibrated predictions out.
 
 `served.py` says what is served, `app.py` is the service, and the rest is what it is made of: the shapes of rows and
-predictions (`schema.py`), errors (`errors.py`), limits (`gate.py`), waiting rows put together (`batching.py`), numbers
-for Prometheus (`metrics.py`), a page for people (`page.py`), and a process that runs it all (`process.py`).
+predictions (`schema.py`), errors (`errors.py`), limits of a request (`gate.py`) and of a connection (`connection.py`),
+waiting rows put together (`batching.py`), numbers for Prometheus (`metrics.py`), a line for every answer
+(`access.py`), a page for people (`page.py`), one model after another (`switch.py`), and a process that runs it all
+(`server.py`, `process.py`).
 """
 
 try:
@@ -12,8 +14,10 @@ try:
 except ImportError as error:
     raise ImportError(f"The service needs {error.name}; install it with: pip install 'dapcal[serve]'") from error
 
+from dapcal.serve.access import AccessLog
 from dapcal.serve.app import create_app
 from dapcal.serve.process import run
 from dapcal.serve.served import Field, Limits, Served
+from dapcal.serve.server import Security
 
-__all__ = ["Field", "Limits", "Served", "create_app", "run"]
+__all__ = ["AccessLog", "Field", "Limits", "Security", "Served", "create_app", "run"]

@@ -9,35 +9,49 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Response, Security
 from fastapi.responses import HTMLResponse
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 
 from dapcal import __version__
+from dapcal.serve.access import AccessLog
 from dapcal.serve.batching import Batcher
 from dapcal.serve.errors import FieldProblem, Refused, documented, handle_errors
-from dapcal.serve.gate import Gate
+from dapcal.serve.gate import Gate, Routes, Traffic
 from dapcal.serve.metrics import CONTENT_TYPE, Metrics
 from dapcal.serve.page import HEADERS, page
-from dapcal.serve.schema import Health, Judged, Pointers, Shapes, shapes
+from dapcal.serve.schema import Health, Judged, Pointers, Ready, Shapes, shapes
 from dapcal.serve.served import Limits, Served
 
 logger = logging.getLogger(__name__)
 
 PREDICTING = frozenset({"/predict", "/predict/batch"})
-PAGES = frozenset({"/", "/docs", "/health", "/metrics", "/openapi.json"})
+OPEN = frozenset({"/health", "/ready"})
+ROUTES = Routes(PREDICTING | OPEN | {"/", "/docs", "/metrics", "/openapi.json"}, PREDICTING, OPEN)
 
 
-def create_app(served: Served, limits: Limits | None = None) -> FastAPI:
+def create_app(
+    served: Served,
+    limits: Limits | None = None,
+    *,
+    token: str | None = None,
+    access: AccessLog | None = None,
+    metrics: Metrics | None = None,
+) -> FastAPI:
     """The service as an ASGI application.
 
     Args:
         served: the model.
-        limits: what is refused; by default `Limits()`.
+        limits: what is refused; by default `Limits()`. Those of connections are kept by `dapcal.serve.run`.
+        token: that every request must carry as `Authorization: Bearer`, but for /health and /ready.
+        access: told of every answer.
+        metrics: where to count on, such as those of an application that this one replaces.
     """
     limits = limits or Limits()
     shape = shapes(served, limits)
-    metrics = Metrics()
+    metrics = metrics or Metrics()
+    traffic = Traffic()
 
     def predict(rows: list[dict[str, Any]]) -> list[Judged]:
         metrics.calls.inc()
@@ -60,55 +74,82 @@ def create_app(served: Served, limits: Limits | None = None) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         lifespan=lifespan,
     )
+    app.state.traffic, app.state.close = traffic, batcher.close
     handle_errors(app)
-    _add_predictions(app, shape, batcher, metrics)
-    _add_pages(app, served, metrics)
-    app.add_middleware(Gate, limits=limits, metrics=metrics, routes=PREDICTING | PAGES, bounded=PREDICTING)
+    # for the schema alone: the gate has checked it when a route is reached
+    needs_token = [] if token is None else [Security(HTTPBearer(auto_error=False))]
+    _add_predictions(app, served, shape, batcher, metrics, needs_token)
+    _add_pages(app, served, limits, metrics, traffic, needs_token)
+    app.add_middleware(Gate, limits=limits, metrics=metrics, routes=ROUTES, traffic=traffic, token=token, access=access)
     return app
 
 
-def _add_predictions(app: FastAPI, shape: Shapes, batcher: Batcher[Judged], metrics: Metrics) -> None:
-    errors = documented(400, 408, 413, 415, 422, 500, 503)
+def _add_predictions(
+    app: FastAPI, served: Served, shape: Shapes, batcher: Batcher[Judged], metrics: Metrics, needs_token: Sequence[Any]
+) -> None:
+    errors = documented(400, *([401] if needs_token else []), 408, 413, 415, 422, 500, 503)
+    names = [field.name for field in served.fields]
 
-    async def predictions(rows: Sequence[BaseModel], paths: Sequence[list[str | int]]) -> list[Judged]:
-        outcomes = await batcher([row.model_dump(by_alias=True) for row in rows])
+    async def predictions(given: list[dict[str, Any]], paths: Sequence[list[str | int]]) -> list[Judged]:
+        outcomes = await batcher([{name: row[name] for name in names} for row in given])
         records = [outcome for outcome in outcomes if isinstance(outcome, Judged)]
         metrics.rows.inc(len(records))
         metrics.rows_out.inc(sum(record.ood for record in records))
-        if len(records) < len(rows):
+        if len(records) < len(given):
             raise _failed([(p, o) for p, o in zip(paths, outcomes, strict=True) if isinstance(o, Exception)])
         return records
 
-    @app.post("/predict", response_model=shape.prediction, responses=errors, summary="Predict for one row")
+    options: dict[str, Any] = {"responses": errors, "dependencies": needs_token}
+
+    @app.post("/predict", response_model=shape.answer, summary="Predict for one row", **options)
     async def predict(row: shape.row) -> Response:  # type: ignore[name-defined]
-        """Takes an object with a value for every column; null or nothing where a column need not be known."""
-        (record,) = await predictions([row], [[]])
-        return _json(record)
+        """Takes an object with a value for every column, null where it is not known; other fields are ignored."""
+        given = [row.model_dump(by_alias=True)]
+        (record,) = await predictions(given, [[]])
+        return _json(shape.answer.model_construct(**dict(record), notes=served.notes(given)))
 
-    @app.post("/predict/batch", response_model=shape.predictions, responses=errors, summary="Predict for several rows")
+    @app.post("/predict/batch", response_model=shape.predictions, summary="Predict for several rows", **options)
     async def predict_batch(body: shape.rows) -> Response:  # type: ignore[name-defined]
-        """Takes rows as /predict does; gives one prediction for each, in their order."""
-        records = await predictions(body.rows, [["rows", number] for number in range(len(body.rows))])
-        return _json(shape.predictions.model_construct(predictions=records))
+        """Takes rows as /predict does; gives one prediction for each, in their order, and notes on all of them."""
+        given = [row.model_dump(by_alias=True) for row in body.rows]
+        records = await predictions(given, [["rows", number] for number in range(len(given))])
+        return _json(shape.predictions.model_construct(predictions=records, notes=served.notes(given)))
 
 
-def _add_pages(app: FastAPI, served: Served, metrics: Metrics) -> None:
+def _add_pages(
+    app: FastAPI, served: Served, limits: Limits, metrics: Metrics, traffic: Traffic, needs_token: Sequence[Any]
+) -> None:
     started = time.monotonic()
-    addresses = {"docs": "/docs", "openapi": "/openapi.json", "health": "/health", "metrics": "/metrics"}
+    names = {"docs": "/docs", "openapi": "/openapi.json", "health": "/health", "ready": "/ready", "metrics": "/metrics"}
+    secret = documented(401) if needs_token else {}
     text: dict[int | str, dict[str, Any]] = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text format."}
     }
 
-    @app.get("/", summary="Where to go from here")
+    @app.get("/", summary="Where to go from here", responses=secret, dependencies=needs_token)
     async def index() -> Pointers:
-        return Pointers(model=served.name, **addresses)
+        return Pointers(model=served.name, **names)
 
-    @app.get("/health", summary="Whether the service is ready")
+    @app.get("/ready", summary="Whether a request for predictions would be taken now", responses=documented(503))
+    async def ready() -> Ready:
+        if traffic.is_ending or traffic.inside >= limits.waiting:
+            why = "The service is about to end." if traffic.is_ending else "As many requests are waiting as may."
+            raise Refused(503, "not_ready", why, headers={"Retry-After": "1"})
+        return Ready(ready=True)
+
+    @app.get("/health", summary="That the service runs, and what it serves")
     async def health() -> Health:
         uptime = time.monotonic() - started
         return Health(ready=True, model=served.name, task=served.task, version=__version__, uptime_seconds=uptime)
 
-    @app.get("/metrics", name="metrics", summary="Numbers for Prometheus", response_class=Response, responses=text)
+    @app.get(
+        "/metrics",
+        name="metrics",
+        summary="Numbers for Prometheus",
+        response_class=Response,
+        responses=text | secret,
+        dependencies=needs_token,
+    )
     async def numbers() -> Response:
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+SEARCHED = 100  # fields of a row, for one that was misspelt
 SHOWN = 20  # a batch of a thousand empty rows has a problem in every column of each
 
 Code = Literal[
@@ -19,19 +21,25 @@ Code = Literal[
     "body_not_json",
     "body_too_large",
     "body_too_slow",
+    "head_too_slow",
     "internal_error",
+    "length_ambiguous",
     "media_type_unsupported",
     "method_not_allowed",
     "not_found",
+    "not_http",
+    "not_ready",
     "overloaded",
     "prediction_failed",
     "refused",
     "row_refused",
     "timeout",
+    "token_needed",
 ]
 
 STATUSES: dict[int, str] = {
-    400: "The body is not JSON.",
+    400: "The body is not JSON, or its length is declared twice.",
+    401: "The header Authorization: Bearer with the service's token is missing or wrong.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
     415: "The body is not declared as application/json.",
@@ -90,6 +98,8 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     if 503 in responses:
         seconds = {"description": "Seconds after which to try again.", "schema": {"type": "integer", "minimum": 1}}
         responses[503]["headers"] = {"Retry-After": seconds}
+    if 401 in responses:
+        responses[401]["headers"] = {"WWW-Authenticate": {"description": "Bearer.", "schema": {"type": "string"}}}
     return responses
 
 
@@ -125,7 +135,16 @@ def _invalid(problems: Sequence[Any]) -> Refused:
     if problems and problems[0]["type"] == "json_invalid":
         position = problems[0]["loc"][-1]
         return Refused(400, "body_not_json", f"The body is not JSON: {problems[0]['ctx']['error']} at {position}.")
-    fields = [FieldProblem(path=list(p["loc"][1:]), message=p["msg"]) for p in problems[:SHOWN]]
+    fields = [FieldProblem(path=list(p["loc"][1:]), message=p["msg"] + _near(p)) for p in problems[:SHOWN]]
     more = f", the first {SHOWN} of which are listed" if len(problems) > SHOWN else ""
     count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
     return Refused(422, "body_invalid", f"The body has {count}{more}; /openapi.json has the schema.", fields)
+
+
+def _near(problem: Any) -> str:
+    """For a field that is missing, the one that may be it, misspelt."""
+    row = problem.get("input")
+    if problem["type"] != "missing" or not isinstance(row, dict):
+        return ""
+    near = get_close_matches(str(problem["loc"][-1]), list(row)[:SEARCHED], 1)
+    return f"; is `{near[0]}` meant for it?" if near else ""

@@ -1,19 +1,45 @@
-"""What a request meets first: it is counted, its body and time are bounded, and no traceback answers it."""
+"""What a request meets first: its token, its body and its time are checked, it is counted, and no traceback answers."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dapcal.serve.access import AccessLog
 from dapcal.serve.errors import Refused
 from dapcal.serve.metrics import Metrics
 from dapcal.serve.served import Limits
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Paths of the service.
+
+    Attributes:
+        known: all of them; anything else is counted as "other".
+        bounded: those that take a body.
+        open: those that need no token.
+    """
+
+    known: frozenset[str]
+    bounded: frozenset[str]
+    open: frozenset[str]
+
+
+@dataclass
+class Traffic:
+    """What is going on: requests for predictions that are under way, and whether the service is about to end."""
+
+    inside: int = 0
+    is_ending: bool = False
 
 
 class Gate:
@@ -23,27 +49,37 @@ class Gate:
         app: what is behind the gate.
         limits: of requests for predictions.
         metrics: where answers are counted.
-        routes: all paths; anything else is counted as "other".
-        bounded: the paths that take a body.
+        routes: what there is behind it.
+        traffic: counted here.
+        token: that a request must carry; None where none is needed.
+        access: told of every answer.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: Limits, metrics: Metrics, routes: frozenset[str], bounded: frozenset[str]
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        metrics: Metrics,
+        routes: Routes,
+        traffic: Traffic,
+        token: str | None = None,
+        access: AccessLog | None = None,
     ) -> None:
-        self.app, self.limits, self.metrics, self.routes, self.bounded = app, limits, metrics, routes, bounded
-        self._inside = 0
+        self.app, self.limits, self.metrics, self.routes, self.traffic = app, limits, metrics, routes, traffic
+        self.access, self._token = access, None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 0
+        started, status, sent = time.perf_counter(), 0, 0
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
+            sent += len(message.get("body", b""))
             await send(message)
 
         try:
@@ -58,28 +94,44 @@ class Gate:
                 await error.response()(scope, receive, watched)
         finally:
             if status:
-                route = scope["path"] if scope["path"] in self.routes else "other"
-                self.metrics.request(route, status, time.perf_counter() - started)
+                route, seconds = scope["path"], time.perf_counter() - started
+                self.metrics.request(route if route in self.routes.known else "other", status, seconds)
+                if self.access is not None:
+                    client = (scope.get("client") or ("",))[0]
+                    self.access(client, scope["method"], route, status, seconds, sent)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] not in self.bounded or scope["method"] != "POST":
+        headers = Headers(scope=scope)
+        _check_length(headers)
+        if scope["path"] not in self.routes.open:
+            self._check_token(headers)
+        if scope["path"] not in self.routes.bounded or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
         _check_media_type(headers.get("content-type", ""))
-        if self._inside >= self.limits.waiting:
-            message = f"{self._inside} requests are waiting, and no more may; try again later."
+        if self.traffic.inside >= self.limits.waiting:
+            message = f"{self.traffic.inside} requests are waiting, and no more may; try again later."
             raise Refused(503, "overloaded", message, headers={"Retry-After": "1"})
-        self._inside += 1
+        self.traffic.inside += 1
         body: bytes | None = None
         try:
             async with asyncio.timeout(self.limits.seconds):
-                body = await self._body(headers, receive)
+                async with asyncio.timeout(self.limits.body_seconds):
+                    body = await self._body(headers, receive)
                 await self.app(scope, _once(body, receive), send)
         except TimeoutError as error:
             raise self._late(has_body=body is not None) from error
         finally:
-            self._inside -= 1
+            self.traffic.inside -= 1
+
+    def _check_token(self, headers: Headers) -> None:
+        if self._token is None:
+            return
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        # in a time that does not tell how much of it is right
+        if not hmac.compare_digest(given.strip().encode(), self._token) or scheme.lower() != "bearer":
+            message = "Expected the header Authorization: Bearer with the service's token."
+            raise Refused(401, "token_needed", message, headers={"WWW-Authenticate": "Bearer"})
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body; what arrives is counted, since the length a client declares need not be true or there."""
@@ -102,16 +154,22 @@ class Gate:
         return Refused(413, "body_too_large", f"The body is larger than {self.limits.body_bytes} bytes; send less.")
 
     def _late(self, has_body: bool) -> Refused:
-        seconds = f"{self.limits.seconds:g} s"
         if not has_body:
-            headers = {"Connection": "close"}  # its end may never come
-            return Refused(408, "body_too_slow", f"The body has not arrived within {seconds}.", headers=headers)
-        message = f"There was no prediction within {seconds}; try again later, or with fewer rows."
+            message = f"The body has not arrived within {min(self.limits.seconds, self.limits.body_seconds):g} s."
+            return Refused(408, "body_too_slow", message, headers={"Connection": "close"})  # its end may never come
+        message = f"There was no prediction within {self.limits.seconds:g} s; try again later, or with fewer rows."
         return Refused(503, "timeout", message, headers={"Retry-After": "1"})
 
 
 class _Gone(Exception):
     """The client has hung up."""
+
+
+def _check_length(headers: Headers) -> None:
+    """Two statements of where a body ends: a proxy before us may believe the other one (request smuggling)."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        message = "Expected Content-Length or Transfer-Encoding, got both; send one of them."
+        raise Refused(400, "length_ambiguous", message, headers={"Connection": "close"})
 
 
 def _check_media_type(content_type: str) -> None:

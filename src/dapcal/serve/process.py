@@ -1,8 +1,7 @@
-"""A process that serves until it is told to stop."""
+"""A process that serves until it is told to stop, and takes up a new model when it is told to."""
 
 from __future__ import annotations
 
-import math
 import signal
 import socket
 import threading
@@ -11,8 +10,9 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from dapcal.serve.app import create_app
+from dapcal.serve.access import AccessLog
 from dapcal.serve.served import Limits, Served
+from dapcal.serve.server import QUEUE, Security, Server
 
 
 def run(
@@ -21,6 +21,10 @@ def run(
     port: int = 8000,
     limits: Limits | None = None,
     started: Callable[[str], None] | None = None,
+    *,
+    security: Security | None = None,
+    access: AccessLog | None = None,
+    again: Callable[[], Served] | None = None,
 ) -> None:
     """Serve until SIGTERM, after which it returns, or Ctrl-C, after which it raises KeyboardInterrupt.
 
@@ -32,30 +36,25 @@ def run(
         port: 0 takes one that is free.
         limits: what is refused; by default `Limits()`.
         started: called with the service's address as soon as it listens.
+        security: token and TLS.
+        access: told of every answer; reopened on SIGHUP.
+        again: gives the model to go on with, on SIGHUP; called in a thread. A ValueError or OSError of it leaves all
+            as it is.
     """
-    limits = limits or Limits()
-    config = uvicorn.Config(
-        create_app(served, limits),
-        lifespan="on",
-        log_config=None,  # the logging of the process stays as it is
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=75,  # most clients and proxies close earlier, so that none writes to what we just closed
-        timeout_graceful_shutdown=math.ceil(limits.seconds),
-    )
-    server = uvicorn.Server(config)
+    security = security or Security()
+    server = Server(served, limits or Limits(), security, access, again)
     with _listening(host, port) as listener, _calm_end(server):
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
-            started(f"http://{shown}:{listener.getsockname()[1]}")
+            scheme = "http" if security.cert is None else "https"
+            started(f"{scheme}://{shown}:{listener.getsockname()[1]}")
         server.run(sockets=[listener])
 
 
 def _listening(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=QUEUE)
     except (OSError, OverflowError) as error:
         raise OSError(
             f"Cannot listen at {host}, port {port} ({error}); choose another with `host` and `port`"

@@ -9,7 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 from dapcal.serve import served as given
 
 EXACT = ConfigDict(extra="forbid")
-STRICT = ConfigDict(strict=True, extra="forbid")  # "1" is not a number, true neither; a misspelt column is found out
+STRICT = ConfigDict(strict=True, extra="forbid")  # "1" is not a number, true neither
+OPEN = ConfigDict(strict=True, extra="allow")  # a row may carry an id, the target or more
 
 SHOWN = 50  # levels of a category
 
@@ -34,6 +35,7 @@ class Shapes(NamedTuple):
     row: type[BaseModel]
     rows: type[BaseModel]
     prediction: type[Judged]
+    answer: type[Judged]  # a prediction with notes
     predictions: type[BaseModel]
 
 
@@ -59,8 +61,14 @@ class Interval(BaseModel):
     level: float
 
 
+class Ready(BaseModel):
+    """That a request for predictions would be taken now."""
+
+    ready: bool
+
+
 class Health(BaseModel):
-    """Whether the service is ready, and what it serves."""
+    """That the service runs, and what it serves."""
 
     ready: bool
     model: str
@@ -76,6 +84,7 @@ class Pointers(BaseModel):
     docs: str
     openapi: str
     health: str
+    ready: str
     metrics: str
 
 
@@ -86,7 +95,8 @@ def shapes(served: given.Served, limits: given.Limits) -> Shapes:
     >>> shapes(served, given.Limits()).row.model_validate({"class": 1.5}).model_dump(by_alias=True)
     {'class': 1.5}
     """
-    row = _named("Row", "A value for every column.", {field.name: _column(field) for field in served.fields}, STRICT)
+    about = "A value for every column, null where it is not known; other fields are ignored, with a note."
+    row = _named("Row", about, {field.name: _column(field) for field in served.fields}, OPEN)
     several = (list[row], Field(min_length=1, max_length=limits.rows))  # type: ignore[valid-type]
     if served.task == "regression":
         own: dict[str, Any] = {"prediction": (Value, ...), "interval": (Interval, ...)}
@@ -95,11 +105,14 @@ def shapes(served: given.Served, limits: given.Limits) -> Shapes:
         probabilities = _named("Probabilities", about, {name: (Value, Field()) for name in served.classes}, EXACT)
         own = {"prediction": (Literal[served.classes], ...), "probabilities": (probabilities, ...)}
     prediction = create_model("Prediction", __base__=Judged, __doc__=Judged.__doc__, **own)
+    several_out = list[prediction]  # type: ignore[valid-type]
+    notes = (list[str], Field(title="Values that were missing, fields that were ignored: what predict prints"))
     return Shapes(
         row=row,
         rows=create_model("Rows", __config__=STRICT, rows=several),
         prediction=prediction,
-        predictions=create_model("Predictions", __config__=EXACT, predictions=list[prediction]),  # type: ignore[valid-type]
+        answer=create_model("Answer", __base__=prediction, __doc__="A prediction, with notes.", notes=notes),
+        predictions=create_model("Predictions", __config__=EXACT, predictions=(several_out, ...), notes=notes),
     )
 
 
@@ -122,7 +135,7 @@ def _column(field: given.Field) -> tuple[Any, Any]:
     for length in reversed(field.shape):
         kind = Annotated[list[kind], Field(min_length=length, max_length=length)]
     default = ... if field.required else None
-    return kind if field.required else kind | None, Field(default, **_about(field.levels))
+    return kind if field.required and not field.nullable else kind | None, Field(default, **_about(field.levels))
 
 
 def _about(levels: tuple[str, ...]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from dapcal.models import Model
@@ -30,6 +30,8 @@ class Served:
         predict: rows ({column: value, None where unknown}, every column there) -> one record of plain Python values
             per row. Called from one thread, never twice at a time. A ValueError for a row alone is told to the client
             as what is wrong with that row; any other exception is a failure of the service.
+        notes: rows as they were sent -> what there is to know of them, in words: values that are missing, fields that
+            are not read.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Served:
     fields: tuple[Field, ...]
     classes: tuple[str, ...]
     predict: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+    notes: Callable[[list[dict[str, Any]]], list[str]] = lambda _: []
 
     def __post_init__(self) -> None:
         if self.task not in get_args(Task):
@@ -65,7 +68,7 @@ class Served:
             columns = model.columns(model.encode(rows), level=level, alpha=alpha)
             return [_record(columns, place, model.classes, level) for place in range(len(rows))]
 
-        return cls(name, model.task, model.fields(), model.classes, predict)
+        return cls(name, model.task, model.fields(), model.classes, predict, model.notes_on)
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,13 @@ class Limits:
         body_bytes: the largest body of a request.
         rows: the most rows of one batch.
         waiting: requests for predictions that are under way at a time; their bodies are what memory is needed for.
-        seconds: from the first byte of a request to its answer.
+        seconds: from the head of a request to its answer, its body included.
         rows_at_once: the most rows of several requests that are predicted together.
+        body_seconds: for a body to arrive.
+        head_seconds: for a head to arrive, and a TLS handshake.
+        idle_seconds: that a connection is kept without a request. Most clients and proxies close earlier, so that none
+            writes to what was just closed.
+        connections: open at a time; fewer where the process may not open as many files.
     """
 
     body_bytes: int = 2 * 2**20
@@ -85,11 +93,15 @@ class Limits:
     waiting: int = 512
     seconds: float = 30.0
     rows_at_once: int = 256
+    body_seconds: float = 15.0
+    head_seconds: float = 10.0
+    idle_seconds: float = 75.0
+    connections: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes", "rows", "waiting", "seconds", "rows_at_once"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Expected `{name}` > 0, got {getattr(self, name)}")
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"Expected `{name}` > 0, got {value}")
 
 
 def _record(columns: Columns, place: int, classes: tuple[str, ...], level: float) -> dict[str, Any]:
