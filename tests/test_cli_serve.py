@@ -22,10 +22,11 @@ from dapcal.cli import app
 from dapcal.data import Labelled
 from dapcal.models.network_fitting import fit as fit_network
 from dapcal.models.row_notes import notes
-from dapcal.models.table import TableModel
+from dapcal.models.table import TableModel, _field
 from dapcal.models.table_fitting import fit as fit_table
 from dapcal.recipes import Recipe
 from dapcal.serve import Served, create_app
+from dapcal.tables.columns import Number
 
 TOKEN = "0123456789abcdef"
 ROW = {"area": 80.0, "rooms": 3.0, "city": "Rome"}
@@ -137,6 +138,15 @@ def test_a_field_that_training_never_lacked_is_required_and_a_misspelt_one_is_na
     assert answer.status_code == 422
     (problem,) = answer.json()["error"]["fields"]
     assert problem == {"path": ["area"], "message": "Field required; is `aera` meant for it?"}
+
+
+@pytest.mark.parametrize("number", [Number("x", 3.1, 0.7, False), Number("x", 1e12, 1e-3, False)])
+def test_the_bounds_of_a_number_are_taken_by_the_encoder(number: Number):
+    """Before: rounding put some of them beyond its limit, and what the schema allowed was refused."""
+    for shift in range(200):
+        moved = Number("x", number.center + shift / 7, number.scale + shift / 1e5, False)
+        for edge in _field(moved).bounds:
+            moved.encode(pa.chunked_array([[edge]]), np.zeros((1, 1), np.float32), 1)
 
 
 @pytest.mark.parametrize("value", ["Rome", " Oslo ", "paris", "", "NA", " ? ", "TRUE", "True", "true", None])

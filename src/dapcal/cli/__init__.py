@@ -51,6 +51,8 @@ def main() -> None:
     except SystemExit as ended:
         if ended.code in (INTERRUPTED, TERMINATED):
             _end_at_once(ended.code)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # all is done: one that comes amid Python's own end is a traceback
         raise
 
 

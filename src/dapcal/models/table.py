@@ -5,6 +5,7 @@ rows ──encoder──► x ──calibrated──► Prediction ──target�
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -259,10 +260,17 @@ def _field(column: Number | Category) -> Field:
     """
     required = not column.missing
     if isinstance(column, Number):
-        reach = LIMIT * column.scale
-        bounds = (column.center - reach, column.center + reach)
+        bounds = (_edge(column, -LIMIT), _edge(column, LIMIT))
         return Field(column.name, "number", required=required, bounds=bounds, nullable=True)
     return Field(column.name, "category", levels=column.levels, required=required, nullable=True)
+
+
+def _edge(column: Number, standardised: float) -> float:
+    """The value at the limit, on that side of rounding on which the encoder takes it."""
+    edge = column.center + standardised * column.scale
+    while abs((edge - column.center) / column.scale) > LIMIT:
+        edge = math.nextafter(edge, column.center)
+    return edge
 
 
 def _beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import uvicorn
-
 from dapcal.serve.access import AccessLog
 from dapcal.serve.served import Limits, Served
 from dapcal.serve.server import QUEUE, Security, Server
@@ -43,7 +41,7 @@ def run(
     """
     security = security or Security()
     server = Server(served, limits or Limits(), security, access, again)
-    with _listening(host, port) as listener, _calm_end(server):
+    with _listening(host, port) as listener, _signals(server):
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
             scheme = "http" if security.cert is None else "https"
@@ -66,8 +64,8 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _calm_end(server: uvicorn.Server) -> Iterator[None]:
-    """Have SIGTERM end the server alone: uvicorn, having ended well, raises it once more, which would kill us."""
+def _signals(server: Server) -> Iterator[None]:
+    """Have SIGHUP reload, and SIGTERM end the server alone: uvicorn raises it once more, which would kill us."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -75,8 +73,11 @@ def _calm_end(server: uvicorn.Server) -> Iterator[None]:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGHUP, server.reload)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,10 +6,8 @@ import asyncio
 import logging
 import math
 import resource
-import signal
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -66,6 +64,8 @@ class Server(uvicorn.Server):
         self._limits = limits = replace(limits, connections=_within_reach(limits.connections))
         self._access = access
         self._complained = -_SILENCE
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stale = False
 
         def app(what: Served) -> Any:
             return create_app(what, limits, token=security.token, access=access, metrics=metrics)
@@ -103,10 +103,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen: asyncio accepts one connection at a time, and where no file can be opened it waits for a second."""
         await super().startup(sockets=[])
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._failed)
-        if threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGHUP, self.reload)
         for listener in sockets or ():
             server = await loop.create_server(
                 lambda: self.config.http_protocol_class(  # type: ignore[call-arg]
@@ -119,9 +117,17 @@ class Server(uvicorn.Server):
             )
             listener.listen(QUEUE)
             self.servers.append(server)
+        if self._is_stale:
+            self._reload()
 
-    def reload(self) -> None:
-        """Go on with another model, and with the access log under its name."""
+    def reload(self, *_: object) -> None:
+        """Go on with another model, and with the access log under its name; for a signal, at any time."""
+        if self._loop is None:
+            self._is_stale = True
+        else:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
         if self._access is not None:
             try:
                 self._access.reopen()
@@ -133,6 +139,7 @@ class Server(uvicorn.Server):
         """End, after the requests that are under way."""
         self._switch.app.state.traffic.is_ending = True
         await super().shutdown(sockets)
+        self._loop = None
 
     def _failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "socket.accept()" not in context["message"]:
