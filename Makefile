@@ -4,9 +4,11 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+LOWEST := .venv-lowest
+LOWEST_STAMP := $(LOWEST)/.installed
 PEERS_PIP := $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-peers docs format results page clean
+.PHONY: demo test test-peers test-lowest torture wheel check-wheel docs format results page clean
 
 demo: $(STAMP)
 	$(VENV)/bin/dapcal demo
@@ -21,6 +23,20 @@ test: $(STAMP)
 test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt
 	$(PEERS)/bin/pytest tests/peers
 	$(PEERS)/bin/pytest tests/test_docs.py -k bring-your-own
+
+test-lowest: $(LOWEST_STAMP)  # the suite with the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/pytest -n auto --dist worksteal -W ignore::DeprecationWarning  # of old versions, by their own needs
+
+torture: $(STAMP)  # 90 minutes of damage, kills and floods, QUICK=1: 15; goes on where it was interrupted
+	PYTHONPATH=tests $(VENV)/bin/python -m torture $(if $(QUICK),--quick) --state build/torture.json
+
+wheel: $(STAMP)  # sdist, wheel, and what they were tested with, into dist/
+	rm -rf dist
+	$(VENV)/bin/python -m build --outdir dist .
+	$(VENV)/bin/python scripts/sbom.py dist
+
+check-wheel: wheel  # the wheel in an empty environment, without the checkout
+	$(VENV)/bin/python scripts/check_wheel.py dist/*.whl -c $(CURDIR)/constraints.txt
 
 results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of README and docs
 	$(VENV)/bin/dapcal demo --out build/results
@@ -65,5 +81,12 @@ $(PEERS_STAMP): pyproject.toml constraints.txt
 	  bayesian-torch torch-uncertainty
 	touch $(PEERS_STAMP)
 
+$(LOWEST_STAMP): pyproject.toml scripts/lowest.py
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) scripts/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/lowest.txt torch
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -c $(LOWEST)/lowest.txt -e '.[test]'
+	touch $(LOWEST_STAMP)
+
 clean:
-	rm -rf $(VENV) $(PEERS) .mypy_cache .pytest_cache .ruff_cache build dist site src/*.egg-info
+	rm -rf $(VENV) $(PEERS) $(LOWEST) .mypy_cache .pytest_cache .ruff_cache build dist site src/*.egg-info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 import re
 from pathlib import Path
 
@@ -194,6 +195,14 @@ def test_doctor_tells_versions_extras_and_data(monkeypatch: pytest.MonkeyPatch, 
     assert told["data"]["sets"]["mnist"] is False
     text = run("doctor").stdout
     assert "DAPCAL_DATA is " + str(tmp_path) in text
+
+
+def test_doctor_works_where_extras_are_missing(monkeypatch: pytest.MonkeyPatch):
+    """Before: exit code 1 without matplotlib, which `pip install dapcal[cli]` does not bring."""
+    monkeypatch.setitem(sys.modules, "dapcal.experiments.datasets.files", None)
+    result = run("doctor")
+    assert result.exit_code == 0, result.output
+    assert "without the extra experiments" in result.stdout
 
 
 def test_every_command_has_help_with_an_example():

@@ -167,7 +167,25 @@ def test_a_factory_draws_the_same_constants_and_leaves_the_generator(tmp_path, m
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_a_file_in_the_current_folder_takes_the_place_of_no_module(tmp_path, monkeypatch):
+    """Before: the current folder came first, and so did a file there that is named like an installed module."""
+    (tmp_path / "colorsys.py").write_text("from torch import nn\nmake = lambda: nn.Linear(2, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with pytest.raises(ValueError, match="There is no make in colorsys"):
+        named_networks.network("colorsys:make")
+    assert sys.path[-1] == str(tmp_path)
+
+
 # Images
+
+
+def test_a_file_is_read_as_what_images_are_and_not_as_what_it_claims_to_be(tmp_path):
+    """Before: pillow tried all formats that it knows, those with known holes too."""
+    Image.new("L", (4, 4)).save(tmp_path / "a.png", format="PPM")
+    with pytest.raises(ValueError, match="no image"):
+        image_folders.Decoder((1, 4, 4))(tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -9,7 +9,7 @@ from dapcal.calibrate import Calibrated, calibrate
 from dapcal.predictive import Prediction
 from dapcal.types import DapcalWarning
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Calibrated",
     "DapcalWarning",

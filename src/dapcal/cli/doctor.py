@@ -58,9 +58,11 @@ def _version(package: str) -> str | None:
 
 
 def _data() -> dict[str, Any]:
-    from dapcal.experiments.datasets.files import SHA256, cache_folder
-
     given = os.environ.get("DAPCAL_DATA")
+    try:
+        from dapcal.experiments.datasets.files import SHA256, cache_folder
+    except ImportError:  # the experiments' extra is missing, which is said of it
+        return {"DAPCAL_DATA": given, "cache": None, "sets": {}}
     places = [*([Path(given)] if given else []), cache_folder() / "data"]
     there: dict[str, bool] = {}
     for file in SHA256:
@@ -77,7 +79,8 @@ def _words(found: dict[str, Any]) -> str:
         state = f"missing {', '.join(missing)}: pip install 'dapcal[{extra}]'" if missing else "there"
         lines.append(f"extra      {extra:<12} {state}")
     data = found["data"]
-    lines.append(f"data       DAPCAL_DATA is {data['DAPCAL_DATA'] or 'not set'}; cache {data['cache']}")
+    cache = f"cache {data['cache']}" if data["cache"] else "not looked for without the extra experiments"
+    lines.append(f"data       DAPCAL_DATA is {data['DAPCAL_DATA'] or 'not set'}; {cache}")
     for name, there in data["sets"].items():
         absent = "missing (needed by `dapcal reproduce` alone; docs/data.md says where it may lie)"
         lines.append(f"data       {name:<14} {'there' if there else absent}")

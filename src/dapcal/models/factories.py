@@ -26,8 +26,8 @@ _MOST_NAMED = 3  # parameters in one line
 def network(name: str) -> nn.Module:
     """The network that `package.module:factory` makes, with weights as the factory leaves them.
 
-    `factory` is a callable without required arguments (a function, a class), or the network itself. The current folder
-    can be imported from, as with `python -m`.
+    `factory` is a callable without required arguments (a function, a class), or the network itself. It is looked for
+    among what is installed, then in the current folder.
     """
     module, colon, attribute = name.partition(":")
     named = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
@@ -102,7 +102,7 @@ def told(error: BaseException) -> str:
 def _imported(module: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: a file there that is named like an installed module takes nobody's place
     importlib.invalidate_caches()
     try:
         return importlib.import_module(module)

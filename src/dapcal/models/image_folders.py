@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")  # pillow knows forty more, whatever a file's name says
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # of pillow, by the number of channels
 
 
@@ -83,7 +84,7 @@ def _pixels(path: Path, mode: str, size: tuple[int, int], resize: bool) -> np.nd
     except ImportError as error:
         raise ImportError("Images need pillow; install it with: pip install 'dapcal[images]'") from error
     try:
-        with _bombs_refused(Image.DecompressionBombWarning), Image.open(path) as image:
+        with _bombs_refused(Image.DecompressionBombWarning), Image.open(path, formats=_FORMATS) as image:
             deep, found = image.mode[:1] in "IF", image.size
             if not deep and (resize or found == size):
                 converted = image.convert(mode)
