@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
