@@ -245,6 +245,12 @@ def test_targets_that_are_in_doubt_are_asked_about(y, message):
         likelihood_for(nn.Linear(2, 2), dapcal.data.Labelled(torch.randn(8, 2), y))
 
 
+def test_probabilities_are_not_taken_for_logits():
+    network, train, _ = problem()
+    with pytest.raises(ValueError, match="as a sigmoid does; return the logits before it"):
+        likelihood_for(nn.Sequential(network, nn.Sigmoid()), dapcal.data.Labelled(*train))
+
+
 def test_metrics_label_by_label_against_scikit_learn():
     sklearn = pytest.importorskip("sklearn.metrics")
     generator = torch.Generator().manual_seed(0)

@@ -21,6 +21,7 @@ TRIED = 1000  # held-out inputs that prior scales are tried on
 FULL = 1000  # parameters of a last layer with a full covariance; more take seconds to minutes, so Kronecker factors
 LARGEST = 200_000  # parameters of a network that is taken whole, where it has no linear last layer
 _BATCH = 256
+_SEVERAL = 30  # outputs that tell probabilities from logits
 
 
 def around(
@@ -78,6 +79,7 @@ def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
         return _of_fractions(network, train, width)
     if y.ndim > 1 and y.shape[1] != 1:
         likelihood: Likelihood = _of_labels(y, width)
+        refuse_sigmoids(outputs_at(network, train.x[:_BATCH]))
     else:
         likelihood = _of_classes(y, width)
     refuse_probabilities(outputs)
@@ -144,6 +146,15 @@ def refuse_probabilities(outputs: Tensor) -> None:
         raise ValueError(
             "The model returns numbers that sum to one, as a softmax does; return the logits before it, so that they "
             "can be calibrated"
+        )
+
+
+def refuse_sigmoids(outputs: Tensor) -> None:
+    """Likewise of labels: no logits of many inputs all make every label likely, and none by more than 0.73."""
+    if len(outputs) >= _SEVERAL and bool(((outputs >= 0) & (outputs <= 1)).all()):
+        raise ValueError(
+            "The model returns numbers between 0 and 1, as a sigmoid does; return the logits before it, so that they "
+            "can be calibrated, or say with MultiLabel() that they are logits"
         )
 
 
