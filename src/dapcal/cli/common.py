@@ -170,9 +170,7 @@ def _errors(as_json: bool) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes nowhere
         raise typer.Exit(FAILED) from None
     except OSError as error:
-        no_room = error.errno in _NO_ROOM or os.strerror(errno.ENOSPC) in str(
-            error
-        )  # an artefact that cannot be written gives words alone
+        no_room = error.errno in _NO_ROOM or os.strerror(errno.ENOSPC) in str(error)  # saving gives words alone
         raise ending(_of_os(error), FAILED if no_room else WRONG) from error
     except (ValueError, TypeError) as error:
         raise ending(str(error), WRONG) from error

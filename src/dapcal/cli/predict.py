@@ -31,6 +31,9 @@ Level = Annotated[float, typer.Option(help="Probability that an interval holds t
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Of a network: inputs at a time; 256 by default.")]
 Resize = Annotated[bool, typer.Option("--resize", help="Resize images of another size.")]
 Mean = Annotated[str | None, typer.Option(help="Of pixels from 0 to 1 in training, e.g. 0.485,0.456,0.406.")]
+ExcelSafe = Annotated[
+    bool, typer.Option("--excel-safe", help="Texts that a spreadsheet would run as formulas get an apostrophe.")
+]
 Std = Annotated[str | None, typer.Option(help="Likewise, e.g. 0.229,0.224,0.225.")]
 
 
@@ -59,6 +62,7 @@ def predict(
     resize: Resize = False,
     mean: Mean = None,
     std: Std = None,
+    excel_safe: ExcelSafe = False,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -74,13 +78,26 @@ def predict(
         from dapcal.models import load
         from dapcal.models.model import Reading
 
-        _check(out, data, model, level)
+        _check(out, data, model, level, excel_safe)
         reading = Reading(tuple(keep or ()), batch_size, resize, numbers(mean, "mean"), numbers(std, "std"))
-        predicted(load(model, factory, checked(device), key), data, reading, out, alpha, level, said)
+        loaded = load(model, factory, checked(device), key)
+        predicted(loaded, data, reading, out, alpha, level, said, excel_safe)
 
 
-def predicted(model: Model, data: Path, reading: Reading, out: Path, alpha: float, level: float, said: Output) -> None:
+def predicted(
+    model: Model,
+    data: Path,
+    reading: Reading,
+    out: Path,
+    alpha: float,
+    level: float,
+    said: Output,
+    excel_safe: bool = False,
+) -> None:
     """Read, predict and write, batch by batch, and say how many inputs were flagged."""
+    from dapcal.models.formulas import SUFFIXES, Formulas
+
+    formulas, is_sheet = Formulas(excel_safe), out.suffix.lower() in SUFFIXES
     too_few(said, len(model.calibrated.evidence.held_out), alpha)
     source = model.read(data, reading)
     for note in source.notes():
@@ -90,13 +107,17 @@ def predicted(model: Model, data: Path, reading: Reading, out: Path, alpha: floa
     with model.writer(out) as write:
         for batch in source.batches:
             columns = model.columns(batch.x, level=level, alpha=alpha)
-            written += write(batch.beside, columns)
+            beside = batch.beside
+            if is_sheet:
+                beside = formulas.names(formulas.values(beside))
+                columns |= formulas.values({"prediction": columns["prediction"]})
+            written += write(beside, columns)
             rows, flagged = rows + len(batch.x), flagged + int(columns["ood"].sum())
             reasons.update(filter(None, columns["reason"]))
             said.progress("predicting", rows, None if source.total is None else max(source.total, rows))
         all_written(source.total if source.is_exact and source.total is not None else rows, written, data)
     said.progress("predicting", rows, rows)
-    for note in source.notes():
+    for note in [*source.notes(), *filter(None, [formulas.note()])]:
         said.note(note)
     share = f"{flagged:,} of {rows:,} {source.noun} ({100 * flagged / rows:.1f} %) are flagged as out of distribution"
     why = "".join(f"\n  {count:,} {reason}" for reason, count in reasons.most_common())
@@ -104,9 +125,11 @@ def predicted(model: Model, data: Path, reading: Reading, out: Path, alpha: floa
     said.result(found, f"{share}{why}\nSaved to {out}")
 
 
-def _check(out: Path, data: Path, model: Path, level: float) -> None:
+def _check(out: Path, data: Path, model: Path, level: float, excel_safe: bool) -> None:
     """Refuse what cannot work before anything is loaded."""
     writable(out, data, model)
+    if excel_safe and out.suffix.lower() not in (".csv", ".tsv"):
+        raise ValueError(f"--excel-safe is for .csv and .tsv files, which spreadsheets open, got {out}; leave it out")
     if not 0 < level < 1:
         raise ValueError(f"Expected --level between 0 and 1, got {level}")
 

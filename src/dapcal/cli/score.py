@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dapcal.cli.common import Device, Factory, Json, Key, Quiet, typer
-from dapcal.cli.predict import Alpha, BatchSize, Level, Mean, Resize, Std, predict
+from dapcal.cli.predict import Alpha, BatchSize, ExcelSafe, Level, Mean, Resize, Std, predict
 from dapcal.records import ALPHA, LEVEL
 
 
@@ -24,6 +24,7 @@ def score(
     resize: Resize = False,
     mean: Mean = None,
     std: Std = None,
+    excel_safe: ExcelSafe = False,
     device: Device = "cpu",
     as_json: Json = False,
     quiet: Quiet = False,
@@ -46,6 +47,7 @@ def score(
         resize=resize,
         mean=mean,
         std=std,
+        excel_safe=excel_safe,
         device=device,
         as_json=as_json,
         quiet=quiet,

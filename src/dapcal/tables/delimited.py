@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from dapcal.tables.sources import Source, pieces
 from dapcal.tables.values import are_numbers, at, short
 
 _BLOCK_BYTES = 1 << 20  # parsed at a time; no row may be longer
+_MOST_LINE = 1 << 22  # characters of a line, before anything is known of the columns
 
 
 def open_delimited(path: Path, rows: int) -> Source:
@@ -72,7 +74,7 @@ def open_delimited(path: Path, rows: int) -> Source:
             if "straddl" in str(error):
                 raise ValueError(
                     f"{path} has a row of more than {_BLOCK_BYTES >> 20} MiB; is there a quotation mark that is never "
-                    "closed?"
+                    "closed? A table as wide as that can be read as a Parquet file"
                 ) from error
             raise
 
@@ -95,9 +97,10 @@ def _header(path: Path) -> tuple[str, tuple[str, ...], int]:
 
 def _first_line(path: Path, separator: str) -> tuple[tuple[str, ...], int]:
     with _text_of(path) as file:
+        text = _lines(file, path)
         try:
-            for lines, row in enumerate(csv.reader(file, delimiter=separator), 1):
-                if row and not any(line.strip() for line in file):
+            for lines, row in enumerate(csv.reader(text, delimiter=separator), 1):
+                if row and not any(line.strip() for line in text):
                     raise ValueError(f"{path} has a header and no rows; expected at least one")
                 if row:
                     return tuple(name.strip() for name in row), lines
@@ -112,6 +115,17 @@ def _text_of(path: Path) -> IO[str]:
     if path.suffix.lower() == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
+
+
+def _lines(file: IO[str], path: Path) -> Iterator[str]:
+    """The lines of a file, none of them longer than memory should hold."""
+    for number in itertools.count(1):
+        line = file.readline(_MOST_LINE)
+        if len(line) == _MOST_LINE:
+            raise ValueError(f"{path} has more than {_MOST_LINE >> 20} MiB in line {number}; is it a table of lines?")
+        if not line:
+            return
+        yield line
 
 
 def _check_nul(batch: pa.RecordBatch, path: Path, first_row: int) -> None:
@@ -162,7 +176,7 @@ def _check_quotations(path: Path, separator: str) -> None:
     row = -1  # the header is none
     try:
         with _text_of(path) as file:
-            for values in csv.reader(file, delimiter=separator, strict=True):
+            for values in csv.reader(_lines(file, path), delimiter=separator, strict=True):
                 row += bool(values)
     except csv.Error as error:
         where = at(str(path), row + 1)

@@ -125,7 +125,8 @@ class Encoder:
 
     def _check_columns(self, table: pa.Table) -> None:
         """A table that lacks several columns is another table: one message names them."""
-        absent = [column.name for column in self.columns if column.name not in table.column_names]
+        present = set(table.column_names)  # which are made anew by every asking
+        absent = [column.name for column in self.columns if column.name not in present]
         if len(absent) < 2:
             return  # one may be misspelt, and `find` says so
         raise ValueError(

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dapcal.tables.columns import listed, nearest
 from dapcal.tables.delimited import open_delimited
-from dapcal.tables.sources import Source, batches_of, head_of, in_one_line
+from dapcal.tables.sources import Source, batches_of, check_width, head_of, in_one_line
 from dapcal.tables.typed import open_npz, open_parquet
 from dapcal.tables.values import Kind, converted, guessed
 
@@ -80,6 +80,7 @@ def _open(path: Path, rows: int) -> Source:
     _check_head(path, head, reader)
     with in_one_line(path):
         source = reader(path, rows)
+    check_width(len(source.names), path)
     seen: set[str] = set()
     for position, name in enumerate(source.names, 1):
         if not name:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+MOST_COLUMNS = 20_000  # of a table: each is an object in every batch, and an input of the network
+
 
 class Source(NamedTuple):
     """An opened file with at least one row."""
@@ -29,6 +31,15 @@ def batches_of(source: Source, path: Path) -> Iterator[pa.Table]:
         if batch is None:
             return
         yield batch
+
+
+def check_width(columns: int, path: Path) -> None:
+    """Refuse a table of more columns than a network for tables is for."""
+    if columns > MOST_COLUMNS:
+        raise ValueError(
+            f"{path} has {columns:,} columns, and a table may have {MOST_COLUMNS:,}; write it with those that matter, "
+            "or train a network of your own and use `dapcal calibrate`"
+        )
 
 
 def pieces(table: pa.Table, rows: int) -> Iterator[pa.Table]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
 from dapcal import npz
-from dapcal.tables.sources import Source, pieces
+from dapcal.tables.sources import Source, check_width, pieces
 from dapcal.tables.values import is_number, is_text
+
+_MOST_VALUE = 1 << 20  # bytes of a value, as in a row of a CSV file
+_MOST_CHUNK = 1 << 30  # bytes of a column in a row group
 
 
 def open_parquet(path: Path, rows: int) -> Source:
@@ -25,6 +30,7 @@ def open_parquet(path: Path, rows: int) -> Source:
                 f"{path}: column `{field.name}` holds {field.type}, which is neither number nor text; flatten it, or "
                 "write the file without it"
             )
+    _check_sizes(file.metadata, path)
     if not file.metadata.num_rows:
         raise ValueError(f"{path} has columns and no rows; expected at least one")
 
@@ -42,12 +48,28 @@ def open_parquet(path: Path, rows: int) -> Source:
     return Source(tuple(file.schema_arrow.names), batches, untyped=False)
 
 
+def _check_sizes(metadata: Any, path: Path) -> None:
+    """Refuse values that would have to be held in memory as a whole, by what the file says of them."""
+    check_width(metadata.num_columns, path)
+    for group in range(metadata.num_row_groups):
+        chunks = metadata.row_group(group)
+        for place in range(chunks.num_columns):
+            chunk = chunks.column(place)
+            if chunk.total_uncompressed_size > min(_MOST_CHUNK, _MOST_VALUE * max(chunk.num_values, 16)):
+                raise ValueError(
+                    f"{path}: column `{chunk.path_in_schema}` takes {chunk.total_uncompressed_size >> 20:,} MiB for "
+                    f"{chunk.num_values:,} values; write the file without it, or with smaller row groups"
+                )
+
+
 def open_npz(path: Path, rows: int) -> Source:
     """A 1-D array is a column, and a 2-D array `x` is the columns x0, x1, … ."""
     columns: list[tuple[str, pa.Array]] = []
     lengths: dict[str, int] = {}
-    for key in npz.names_of(path):
-        array = _array(path, key)
+    arrays = {key: _array(path, key) for key in npz.names_of(path)}
+    check_width(sum(math.prod(array.shape[1:]) for array in arrays.values()), path)
+    for key, unread in arrays.items():
+        array = unread.read()
         lengths[key] = len(array)
         if array.ndim == 1:
             columns.append((key, _as_arrow(array, key, path)))
@@ -63,14 +85,14 @@ def open_npz(path: Path, rows: int) -> Source:
     return Source(tuple(names), lambda: pieces(table, rows), untyped=False)
 
 
-def _array(path: Path, key: str) -> np.ndarray:
+def _array(path: Path, key: str) -> npz.Array:
     found = npz.array(path, key)
     if len(found.shape) not in (1, 2) or 0 in found.shape[1:]:
         raise ValueError(
             f"{path}: Expected columns (1-D) or matrices (2-D), got array `{key}` of shape {found.shape}; save it as "
             "(rows, columns)"
         )
-    return found.read()
+    return found
 
 
 def _as_arrow(values: np.ndarray, name: str, path: Path) -> pa.Array:

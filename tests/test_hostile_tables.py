@@ -1,0 +1,197 @@
+"""Tables of others: formulas in labels, control characters in names, huge fields, very many columns."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import resource
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from typer.testing import CliRunner
+
+from dapcal import tables
+from dapcal.cli import app
+from dapcal.models import table_fitting
+from dapcal.models.formulas import Formulas
+from dapcal.recipes import Recipe
+from dapcal.tables.encoder import fit_encoder
+from dapcal.tables.sources import MOST_COLUMNS
+from dapcal.visible import in_json, one_line, shown
+
+ESCAPE = "\x1b[2J"
+FORMULA = '=HYPERLINK("http://x")'
+
+
+def run(*words: object):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory) -> Path:
+    """A folder with a table whose names and labels were written by somebody else, and a model of it."""
+    folder = tmp_path_factory.mktemp("hostile")
+    random = np.random.default_rng(0)
+    x = random.normal(size=120)
+    table = pa.table(
+        {
+            f"area{ESCAPE}": x,
+            "city\x9b31m\u202e": random.choice(["Rome", f"Oslo{ESCAPE}"], 120),
+            "@id": [f"+{i}" if i % 2 else f"-id{i}" for i in range(120)],
+            "target": np.where(x + 0.3 * random.normal(size=120) > 0, FORMULA, f"no{ESCAPE}"),
+        }
+    )
+    recipe = Recipe(hidden=(4,), members=2, epochs=80, fast=True)
+    table_fitting.fit(table, "target", recipe=recipe, drop=["@id"]).save(folder / "m.dap")
+    pyarrow.parquet.write_table(table, folder / "new.parquet")
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_formulas_are_noted_and_escaped_on_request(hostile, tmp_path):
+    out = tmp_path / "out.csv"
+    words = ["predict", hostile / "m.dap", hostile / "new.parquet", "-o", out, "--keep", "@id", "--json"]
+    plain = run(*words)
+    assert plain.exit_code == 0, plain.output
+    before = rows_of(out)
+    assert any("--excel-safe makes them harmless" in note for note in json.loads(plain.stdout)["notes"])
+    safe = run(*words, "--excel-safe")
+    assert safe.exit_code == 0, safe.output
+    after = rows_of(out)
+    assert {row["prediction"] for row in before} == {FORMULA, f"no{ESCAPE}"}
+    assert {row["prediction"] for row in after} == {f"'{FORMULA}", f"no{ESCAPE}"}
+    assert [row["'@id"] for row in after] == [f"+{i}" if i % 2 else f"'-id{i}" for i in range(120)]  # numbers stay
+    escaped = 1 + 60 + sum(row["prediction"] == FORMULA for row in before)
+    notes = json.loads(safe.stdout)["notes"]
+    assert any(note.startswith(f"{escaped} texts that a spreadsheet would run") for note in notes)
+
+
+def test_what_is_not_for_spreadsheets_is_not_escaped(hostile, tmp_path):
+    out = tmp_path / "out.parquet"
+    result = run("predict", hostile / "m.dap", hostile / "new.parquet", "-o", out, "--excel-safe")
+    assert result.exit_code == 2
+    assert "--excel-safe is for .csv and .tsv files" in result.output
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["=1", "+a", "-a", "@a", "\ta", "\ra", "＝1"])
+def test_what_begins_as_a_formula(text):
+    formulas = Formulas(escape=True)
+    found = formulas.values({"a": pa.array([text, "a=1", "-1.5e3", None, ""]), "n": pa.array([-1.0])})
+    assert found["a"].to_pylist() == [f"'{text}", "a=1", "-1.5e3", None, ""]
+    assert found["n"].to_pylist() == [-1.0]
+    assert formulas.values({"a": np.array([text, "b"], object)})["a"].tolist() == [f"'{text}", "b"]
+    assert formulas.found == 2
+
+
+def test_two_names_do_not_become_one():
+    with pytest.raises(ValueError, match="two columns of one name"):
+        Formulas(escape=True).names({"=a": 1, "'=a": 2})
+
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]")
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["words", "json"])
+def test_control_characters_never_reach_the_terminal(hostile, tmp_path, as_json):
+    new, model = hostile / "new.parquet", hostile / "m.dap"
+    small = ["--fast", "--epochs", 1, "--hidden", 4]
+    missing = tmp_path / f"missing{ESCAPE}.csv"
+    commands = [
+        ["fit", new, "--target", "target", "-o", tmp_path / f"m{ESCAPE}.dap", *small],
+        ["predict", model, new, "-o", tmp_path / f"out{ESCAPE}.csv"],
+        ["predict", model, new, "-o", tmp_path / "out.csv", "--keep", ESCAPE],
+        ["predict", model, missing, "-o", tmp_path / "out.csv"],
+        ["predict", model, tmp_path / "\udc80.csv", "-o", tmp_path / "out.csv"],  # a name that is not UTF-8
+        ["explain", model, new],
+        ["report", model, "-o", tmp_path / f"r{ESCAPE}.html"],
+    ]
+    codes = Counter()
+    for command in commands:
+        result = run(*command, *as_json)
+        codes[result.exit_code] += 1
+        assert not CONTROL.search(result.output), (command[0], result.output)
+        assert result.exception is None or isinstance(result.exception, SystemExit), command
+        if as_json:
+            json.loads(result.stdout.strip().splitlines()[-1])
+    assert codes == {0: 4, 2: 3}
+
+
+def test_control_characters_are_shown_and_kept_by_json():
+    text = "a\x1b\x7f\x9b\u202e\udc80\tb\n"
+    assert shown(text) == "a\\x1b\\x7f\\x9b\\u202e\\udc80\tb\n"
+    assert one_line(" a \x85 b\n\x1b") == "a b \\x1b"
+    assert json.loads(in_json(json.dumps([text], ensure_ascii=False))) == [text]
+
+
+def limited_growth(action) -> float:
+    """MiB that the process grew by."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    action()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def test_a_line_without_an_end_is_not_read_as_a_whole(tmp_path):
+    """200 MB of one field, in a file of 200 kB: once four strings of 200 MB, now a piece of it."""
+    with gzip.open(tmp_path / "a.csv.gz", "wb", compresslevel=1) as file:
+        for _ in range(100):
+            file.write(b"a" * 2_000_000)
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match=r"more than 4 MiB in line 1"):
+            tables.read(tmp_path / "a.csv.gz")
+
+    assert limited_growth(refused) < 100
+
+
+def test_a_huge_value_of_a_parquet_file_is_not_read(tmp_path):
+    table = pa.table({"a": ["x" * 20_000_000, "y"], "b": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="zstd", use_dictionary=False)
+    del table
+    with pytest.raises(ValueError, match=r"column `a` takes 19 MiB for 2 values; write the file without it"):
+        tables.read(tmp_path / "a.parquet")
+
+
+def test_very_many_columns_are_refused(tmp_path):
+    many = MOST_COLUMNS + 1
+    text = f"{','.join(f'c{i}' for i in range(many))}\n{','.join('1' * many)}\n"
+    (tmp_path / "a.csv").write_text(text)
+    np.savez(tmp_path / "a.npz", x=np.zeros((1, many)))
+    for name in ("a.csv", "a.npz"):
+        with pytest.raises(ValueError, match=rf"{name} has 20,001 columns, and a table may have 20,000"):
+            tables.read(tmp_path / name)
+
+
+class Asked:
+    """A table that counts what it is asked for."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table, self.counts = table, Counter()
+
+    def __getattr__(self, name: str):
+        self.counts[name] += 1
+        return getattr(self.table, name)
+
+    def __getitem__(self, name: str):
+        return self.table[name]
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+def test_names_are_listed_once_whatever_their_number():
+    """A list of all names for every column made the time of `predict` quadratic."""
+    table = pa.table({f"c{i}": [float(i), 1.0, i + 2.0] for i in range(50)} | {"y": [1.0, 2.0, 3.0]})
+    asked = Asked(table)
+    assert fit_encoder(table, "y")(asked).x.shape == (3, 50)
+    assert asked.counts["column_names"] <= 3
