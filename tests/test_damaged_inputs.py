@@ -143,6 +143,18 @@ def test_weights_that_a_network_cannot_take(case, tmp_path):
         factories.with_weights(smooth(), tmp_path / "w.pt")
 
 
+def test_weights_with_a_byte_turned_over(tmp_path, monkeypatch):
+    """torch's reader then pops from an empty list."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise IndexError("pop from empty list")
+
+    (tmp_path / "w.pt").write_bytes(b"PK")
+    monkeypatch.setattr(torch, "load", fails)
+    with pytest.raises(ValueError, match=r"w\.pt is damaged .*IndexError.*save it again"):
+        factories.with_weights(smooth(), tmp_path / "w.pt")
+
+
 def test_an_image_of_a_hundred_million_pixels_is_not_decoded(tmp_path):
     (tmp_path / "a.png").write_bytes(files.huge_png(10_000))
     with pytest.raises(ValueError, match=r"a\.png is damaged or no image \(Image size"):

@@ -158,7 +158,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"{path} holds more than tensors, and loading it could run code of others; save the weights alone with "
             "torch.save(model.state_dict(), path), or as safetensors"
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # of a damaged file torch's reader may ask anything
         raise ValueError(
             f"{path} is damaged or was not written by torch.save ({told(error)}); save it again"
         ) from error
