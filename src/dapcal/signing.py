@@ -23,21 +23,20 @@ _MOST_BYTES = 100_000  # of a file with a key
 def signer(key: str | Path | Ed25519PrivateKey) -> Callable[[bytes], str]:
     """What makes the signature of a checksum, from a private key or its file."""
     serialization, kinds = _cryptography()
-    if isinstance(key, kinds.Ed25519PrivateKey):
-        private = key
-    else:
-        load = partial(serialization.load_pem_private_key, password=None)
-        private = _read(key, "private", kinds.Ed25519PrivateKey, load)
+    load = partial(serialization.load_pem_private_key, password=None)
+    private = _read(key, "private", kinds.Ed25519PrivateKey, load) if isinstance(key, str | Path) else key
+    if not isinstance(private, kinds.Ed25519PrivateKey):
+        raise TypeError(f"Expected a private Ed25519 key or its file, got {type(key).__name__}")
     return lambda seal: private.sign(_MESSAGE + seal).hex()
 
 
 def verifier(key: str | Path | Ed25519PublicKey) -> Callable[[bytes, str], bool]:
     """What tells whether a signature is this key's, from a public key or its file."""
     serialization, kinds = _cryptography()
-    if isinstance(key, kinds.Ed25519PublicKey):
-        public = key
-    else:
-        public = _read(key, "public", kinds.Ed25519PublicKey, serialization.load_pem_public_key)
+    load = serialization.load_pem_public_key
+    public = _read(key, "public", kinds.Ed25519PublicKey, load) if isinstance(key, str | Path) else key
+    if not isinstance(public, kinds.Ed25519PublicKey):
+        raise TypeError(f"Expected a public Ed25519 key or its file, got {type(key).__name__}")
     from cryptography.exceptions import InvalidSignature
 
     def is_signed(seal: bytes, signature: str) -> bool:
