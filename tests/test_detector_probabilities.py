@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import optimize
 from scipy.optimize import check_grad, minimize
 from scipy.special import log_softmax
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -104,7 +105,7 @@ def test_dac_recovers_weights(generator):
 
 def test_dac_gradient(monkeypatch, generator):
     seen_by_scipy = {}
-    monkeypatch.setattr(dac, "minimize", lambda f, at, **_: seen_by_scipy.update(f=f) or minimize(f, at, jac=True))
+    monkeypatch.setattr(optimize, "minimize", lambda f, at, **_: seen_by_scipy.update(f=f) or minimize(f, at, jac=True))
     f, y = torch.randn(50, 3, generator=generator).double(), torch.arange(50) % 3
     dac.fit_weights(torch.rand(50, 2, generator=generator).double(), f, y)
     loss = seen_by_scipy["f"]
