@@ -15,6 +15,7 @@ from cases import coarsely
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import gaussian
 
+gc.set_threshold(100_000, 20, 20)  # not every 700 objects: torch and what else is imported have millions
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they give
 os.environ["OMP_NUM_THREADS"] = "1"  # so in processes that tests start
 
