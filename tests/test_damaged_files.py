@@ -18,6 +18,7 @@ from safetensors import safe_open
 sys.path.insert(0, str(Path(__file__).parent / "torture"))
 
 import artefacts
+import checkpoints
 
 import artefact_bytes
 from dapcal import container, models
@@ -28,6 +29,16 @@ def test_damaged_artefacts_are_refused_in_one_sentence():
     tried, failed = artefacts.run(150, seed=20, further=False)
     assert tried == 150
     assert not failed, "\n".join(failed)
+
+
+def test_damaged_checkpoints_are_refused_or_lead_to_the_same_result(monkeypatch):
+    ended = []
+    judged = artefacts._judged
+    monkeypatch.setattr(artefacts, "_judged", lambda raised, *rest: ended.append(raised) or judged(raised, *rest))
+    tried, failed = checkpoints.run(30, seed=4)
+    assert tried == 30
+    assert not failed, "\n".join(failed)
+    assert sum(isinstance(error, ValueError) for error in ended) > 20  # so that the damage was there to see
 
 
 @pytest.mark.parametrize("widths", [[20_000, 20_000], [2**40, 2**40], [10**30]])
