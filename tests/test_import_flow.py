@@ -57,7 +57,10 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
         "sklearn": ("dapcal.sklearn",),
     },
     {"report": ("dapcal.report",), "serve": ("dapcal.serve",), "experiments": ("dapcal.experiments",)},
-    {"cli": ("dapcal.cli", "dapcal.__main__")},  # below experiments: two commands run them
+    {
+        "cli": ("dapcal.cli", "dapcal.__main__"),  # below experiments: two commands run them
+        "integrations": ("dapcal.integrations",),  # beside cli, as it writes reports too
+    },
 ]  # fmt: skip
 
 # what is known to be wrong, one line each as the test tells it; a line that is mended goes

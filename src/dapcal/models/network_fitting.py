@@ -85,14 +85,46 @@ def fit(
         seed=seed,
     )
     progress("calibrating", 1, 1)
+    return model_of(calibrated, train, held_out, classes=names, factory=factory, seed=seed, progress=progress)
+
+
+def model_of(
+    calibrated: Calibrated,
+    train: Labelled,
+    held_out: Labelled,
+    *,
+    classes: Sequence[str] = (),
+    factory: str = "",
+    seed: int = 0,
+    progress: Stages | None = None,
+) -> NetworkModel:
+    """What a calibration of a network gives, with its data as far as a file keeps them, and its quality.
+
+    Args:
+        calibrated: from `dapcal.calibrate`, of these data.
+        train: its training data.
+        held_out: its held-out data, all of them and in the same order.
+        classes: their names, in the order of the outputs; by default 0, 1, ….
+        factory: the name that the network was made by.
+        seed: of the sample of held-out data that is kept.
+        progress: told (stage, done, total).
+    """
+    likelihood, device = calibrated.posterior.likelihood, calibrated.example.device
+    network = calibrated.posterior.network
+    if network is None:
+        raise ValueError("Expected the calibration of a network, got one of predictions alone; save that by itself")
+    one = outputs_at(network, train.x[:1])
+    train, held_out = (
+        Labelled(data.x, likelihood.check(one.expand(len(data.x), -1), data.y)) for data in (train, held_out)
+    )
     rows = _sampled(held_out, seed)
     return NetworkModel(
         calibrated,
         held_out if rows is None else held_out.subset(rows.to(device)),
         train if _bytes(train) <= kept.KEPT_BYTES else None,
         factory,
-        names,
-        _quality(calibrated, held_out, progress),
+        _class_names(classes, likelihood, one.shape[1]),
+        _quality(calibrated, held_out, progress or (lambda *_: None)),
         rows,
     )
 
