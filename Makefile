@@ -22,7 +22,7 @@ test: $(STAMP)
 
 test-peers: $(PEERS_STAMP)  # the adapters against the libraries that they adapt
 	$(PEERS)/bin/pytest tests/peers
-	$(PEERS)/bin/pytest tests/test_docs.py -k bring-your-own
+	$(PEERS)/bin/pytest tests/test_docs.py -k "bring-your-own or integrations or tutorial-lightning or tutorial-text"
 
 test-lowest: $(LOWEST_STAMP)  # the suite with the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/pytest -n auto --dist worksteal -W ignore::DeprecationWarning  # of old versions, by their own needs

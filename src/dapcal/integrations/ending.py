@@ -84,6 +84,8 @@ class Ending:
         """A model, or a warning in place of an error: a training is worth more than its calibration."""
         try:
             return done()
+        except Warning:  # somebody wants warnings as errors
+            raise
         except Exception as error:
             warnings.warn(
                 f"Training has ended well, but its calibration has not, and {self.path} was not written: {error}. The "
