@@ -43,8 +43,8 @@ def predict(
         Path,
         typer.Argument(
             readable=False,
-            help="Table with the same columns: .csv, .tsv, .parquet or .npz; for your network an npz file with an "
-            "array x (N, ...), or a folder of images.",
+            help="Table with the same columns: .csv, .tsv, .parquet or .npz; of texts with their column; for your "
+            "network an npz file with an array x (N, ...), or a folder of images.",
         ),
     ],
     out: Annotated[

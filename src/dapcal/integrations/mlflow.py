@@ -24,8 +24,9 @@ import dapcal
 from dapcal import artifact, models
 from dapcal.models import Model, arrays
 from dapcal.models.columns import flat
-from dapcal.models.model import TABLE
+from dapcal.models.model import NETWORK
 from dapcal.models.table import TableModel
+from dapcal.models.text import TextModel
 from dapcal.records import ALPHA, LEVEL
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Predictor:
         """Predictions by name, as `dapcal predict` writes them.
 
         Args:
-            data: of a table, a data frame with its columns; of a network, an array (N, ...) or {"x": array}.
+            data: of a table or texts, a data frame with its columns; of a network, an array (N, ...) or {"x": array}.
             params: `alpha` and `level`, for this call.
         """
         import pandas as pd
@@ -104,6 +105,11 @@ class Predictor:
                 raise TypeError(f"Expected a data frame with the columns of the table, got {type(data).__name__}")
             rows = pa.Table.from_pandas(data, preserve_index=False)
             return self.model.predict(rows, level=level, alpha=alpha).table.to_pandas()
+        if isinstance(self.model, TextModel):
+            if not isinstance(data, pd.DataFrame) or self.model.text not in data:
+                raise TypeError(f"Expected a data frame with the column `{self.model.text}`, got {type(data).__name__}")
+            texts = self.model.encode([{self.model.text: str(one)} for one in data[self.model.text]])
+            return pd.DataFrame(flat(self.model.columns(texts, level=level, alpha=alpha), self.model.classes))
         values = data["x"] if isinstance(data, Mapping) and set(data) == {"x"} else data
         if not isinstance(values, np.ndarray):
             raise TypeError(f'Expected an array (N, ...) or {{"x": array}}, got {type(values).__name__}')
@@ -132,9 +138,9 @@ def _described(
             f"{model} does not say what its inputs are; write it with `dapcal calibrate`, a callback of "
             "dapcal.integrations or NetworkModel.save (dapcal.models.network_fitting.model_of)"
         )
-    if kind == TABLE and factory is not None:
-        raise ValueError(f"{model} is a table's model and needs no `factory`; leave it out")
-    if kind != TABLE and factory is None:
+    if kind != NETWORK and factory is not None:
+        raise ValueError(f"{model} is a model of tables or texts and needs no `factory`; leave it out")
+    if kind == NETWORK and factory is None:
         raise ValueError(f"{model} holds no code: name what makes its network with `factory`, e.g. nets:make")
     config = {"alpha": alpha, "level": level, "device": "cpu", **({"factory": factory} if factory else {})}
     return {

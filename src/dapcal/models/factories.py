@@ -20,6 +20,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dapcal.models import timm_models
+
 _MOST_NAMED = 3  # parameters in one line
 
 
@@ -27,9 +29,11 @@ def network(name: str) -> nn.Module:
     """The network that `package.module:factory` makes, with weights as the factory leaves them.
 
     `factory` is a callable without required arguments (a function, a class), or the network itself. It is looked for
-    among what is installed, then in the current folder.
+    among what is installed, then in the current folder. `timm:resnet18,num_classes=10` is timm's model of that name.
     """
     module, colon, attribute = name.partition(":")
+    if module == "timm":
+        return timm_models.model(attribute)
     named = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
     if not colon or not named or module.endswith(".py"):
         raise ValueError(

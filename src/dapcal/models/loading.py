@@ -1,4 +1,4 @@
-"""A saved model of either kind, from one look at its file."""
+"""A saved model of any kind, from one look at its file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from dapcal import artifact
-from dapcal.models.model import NETWORK, TABLE, Model
+from dapcal.models.model import NETWORK, TABLE, TEXT, Model
 
 
 def load(
@@ -29,13 +29,18 @@ def load(
         from dapcal.models import network
 
         return network.restored(stored, factory, device)
-    if kind != TABLE:
+    if kind not in (TABLE, TEXT):
         raise ValueError(
             f"{path} was not made by `dapcal fit` or `dapcal calibrate`; load it in Python with "
             "dapcal.load(path, model)"
         )
     if factory is not None:
-        raise ValueError(f"{path} is a table's model and needs no --model; leave it out")
+        what = "a model of texts" if kind == TEXT else "a table's model"
+        raise ValueError(f"{path} is {what} and needs no --model; leave it out")
+    if kind == TEXT:
+        from dapcal.models import text
+
+        return text.restored(stored, device)
     from dapcal.models import table
 
     return table.restored(stored, device)

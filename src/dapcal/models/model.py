@@ -20,7 +20,7 @@ from dapcal.models.fields import Field, Task
 from dapcal.models.subject import Subject
 from dapcal.records import ALPHA, LEVEL
 
-TABLE, NETWORK = "table", "model"
+TABLE, NETWORK, TEXT = "table", "model", "text"
 """Kinds, as files name them."""
 
 

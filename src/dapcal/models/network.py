@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,8 @@ class NetworkModel:
     quality: dict[str, float] = field(default_factory=dict)
     rows: Tensor | None = None
 
+    kind = NETWORK  # as files name it
+
     @property
     def task(self) -> Task:
         """What is predicted: a class, labels or numbers."""
@@ -108,24 +110,33 @@ class NetworkModel:
 
     def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Fields of rows of a service that are not the network's input."""
-        return ignored_note(dict.fromkeys(name for row in rows for name in row if name != "x"))
+        known = {field.name for field in self.fields()}
+        return ignored_note(dict.fromkeys(name for row in rows for name in row if name not in known))
 
-    def save(self, path: str | Path, sign: str | Path | None = None) -> None:
-        """Write everything but the network's code to one file, complete or not at all."""
-        about = {
-            "kind": NETWORK,
+    def about(self) -> dict[str, Any]:
+        """What the file says of the model."""
+        return {
+            "kind": self.kind,
             "factory": self.factory,
             "task": self.task,
             "classes": list(self.classes),
             "input_shape": list(self.input_shape),
             "quality": self.quality,
         }
+
+    def save(self, path: str | Path, sign: str | Path | None = None) -> None:
+        """Write everything but the network's code to one file, complete or not at all."""
         attachments = {"held_out.x": self.held_out.x, "held_out.y": self.held_out.y}
         if self.rows is not None:
             attachments["held_out.rows"] = self.rows
         if self.train is not None:
             attachments |= {"train.x": self.train.x, "train.y": self.train.y}
-        artifact.save(self.calibrated, path, about, attachments, sign)
+        artifact.save(self.calibrated, path, self.about(), attachments, sign)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Flat inputs: the names of their columns."""
+        return tuple(f"x{i}" for i in range(self.input_shape[0])) if len(self.input_shape) == 1 else ()
 
     def subject(
         self, title: str, new: Tensor | None = None, new_name: str = "new data", train: Labelled | None = None
@@ -144,7 +155,7 @@ class NetworkModel:
                 f"The training data take more than {KEPT_BYTES >> 20} MiB and were not kept with the model, so that "
                 "nothing can be shown beside them; calibrate with fewer, or give them again in Python (`train`)"
             )
-        features = tuple(f"x{i}" for i in range(self.input_shape[0])) if len(self.input_shape) == 1 else ()
+        features = self.features
         return Subject(
             calibrated=self.calibrated,
             train=on_device(train, self.calibrated.example.device),
@@ -182,31 +193,49 @@ class NetworkModel:
         return found if len(found) else None
 
 
+Restored = TypeVar("Restored", bound=NetworkModel)
+
+
 def restored(stored: Stored, factory: nn.Module | str | None, device: str = "cpu") -> NetworkModel:
     """What `NetworkModel.save` wrote; `factory` as in `dapcal.models.load`."""
-    about, attachments = stored.about, stored.attachments
     with refused_if_damaged(stored.path):
-        name, classes, quality = about["factory"], checked_texts(about["classes"]), _quality(about["quality"])
-        if not isinstance(name, str):
-            raise ValueError("its factory is not a text")
+        name = checked_texts([stored.about["factory"]])[0]
     if factory is None:
         raise ValueError(f"{stored.path} holds no code: give its model, as when it was made, by --model {name!r}")
     made = made_by(factory) if isinstance(factory, str) else factory
     calibrated = stored.calibrated(moved(made, device))
     with refused_if_damaged(stored.path):
-        example = calibrated.example
-        sets = {
-            part: checked_pairs(attachments, part, tuple(example.shape[1:]), len(classes), example.device)
-            for part in ("held_out", "train")
-            if f"{part}.x" in attachments
-        }
-        rows = attachments.get("held_out.rows")
-        model = NetworkModel(calibrated, sets["held_out"], sets.get("train"), name, classes, quality, rows)
-        if rows is None:
-            check_halves(calibrated, len(model.held_out.x))
-        elif rows.dtype != torch.int64 or rows.shape != model.held_out.x.shape[:1]:
-            raise ValueError("the places of its held-out inputs are not as many as these")
-        model.columns(example)
+        return checked(NetworkModel(**parts_of(stored, calibrated)))
+
+
+def parts_of(stored: Stored, calibrated: Calibrated) -> dict[str, Any]:
+    """What `NetworkModel.save` wrote, by the names of the attributes; a ValueError where it cannot be so."""
+    about, attachments, example = stored.about, stored.attachments, calibrated.example
+    (factory,), classes = checked_texts([about["factory"]]), checked_texts(about["classes"])
+    sets = {
+        part: checked_pairs(attachments, part, tuple(example.shape[1:]), len(classes), example.device)
+        for part in ("held_out", "train")
+        if f"{part}.x" in attachments
+    }
+    return {
+        "calibrated": calibrated,
+        "held_out": sets["held_out"],
+        "train": sets.get("train"),
+        "factory": factory,
+        "classes": classes,
+        "quality": _quality(about["quality"]),
+        "rows": attachments.get("held_out.rows"),
+    }
+
+
+def checked(model: Restored) -> Restored:
+    """A model that predicts, and whose rows are there."""
+    rows = model.rows
+    if rows is None:
+        check_halves(model.calibrated, len(model.held_out.x))
+    elif rows.dtype != torch.int64 or rows.shape != model.held_out.x.shape[:1]:
+        raise ValueError("the places of its held-out inputs are not as many as these")
+    model.columns(model.calibrated.example)
     return model
 
 
