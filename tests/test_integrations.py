@@ -13,7 +13,9 @@ def test_a_class_of_a_library_that_is_not_there_says_what_to_install():
             super().__init__()
             self.path = path
 
-    with pytest.raises(ImportError, match=r"Calibrate needs lightning \(No module named 'no_such_module'\)") as told:
+    with pytest.raises(
+        ImportError, match=r"Calibrate needs no_such_module \(No module named 'no_such_module'\)"
+    ) as told:
         Calibrate("m.dap")
     assert str(told.value).endswith("; install it with: pip install 'dapcal[lightning]'")
 

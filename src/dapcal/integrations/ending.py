@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dapcal.calibrate import calibrate
-from dapcal.data import Data, Labelled, gather
+from dapcal.data import Data
 from dapcal.files import replaceable
 from dapcal.likelihoods import Likelihood
 from dapcal.models.network import NetworkModel, on_device
 from dapcal.models.network_fitting import model_of
+from dapcal.models.subject import Picture, Row
+from dapcal.networks import take
 from dapcal.report import write
 from dapcal.types import DapcalWarning
+
+Seen = Callable[[Mapping[str, Tensor]], list[Row | Picture]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,17 +72,37 @@ class Ending:
         if self.page == self.path:
             raise ValueError(f"Expected artefact and report in two files, got {self.path} for both")
 
-    def __call__(self, network: nn.Module, train: Data | None, validation: Data | None) -> NetworkModel:
-        """The calibrated model, after both files are written."""
-        device = next(network.parameters()).device
-        known = on_device(self._train(train), device)
-        held_out = on_device(self._held_out(validation), device)
-        calibrated = calibrate(network, self.likelihood, train=known, held_out=held_out, seed=self.seed, **self.options)
+    def __call__(
+        self, network: nn.Module, train: Data | None, validation: Data | None, seen: Seen | None = None
+    ) -> NetworkModel:
+        """The calibrated model, after both files are written.
+
+        Args:
+            network: trained.
+            train: what the trainer has as training data.
+            validation: and as validation data.
+            seen: from inputs by name to what a person sees of them in the report, where numbers say little.
+        """
+        taken = take(network, {"train": self._train(train), "held_out": self._held_out(validation)})
+        device = next(taken.subject.parameters()).device
+        known, held_out = (on_device(taken.data[name], device) for name in ("train", "held_out"))
+        if self.held_out is None:
+            held_out = held_out.subset(self.rows(len(held_out.y)).to(device))
+        calibrated = calibrate(
+            taken.subject, self.likelihood, train=known, held_out=held_out, seed=self.seed, **self.options
+        )
         model = model_of(calibrated, known, held_out, classes=self.classes, seed=self.seed)
         model.save(self.path)
         if self.page is not None:
-            write(model.subject(self.path.name, train=known), self.page)
+            subject, fields = model.subject(self.path.name, train=known), taken.fields
+            if seen is not None and fields is not None:
+                subject = replace(subject, show=lambda x: seen(fields.unpack(x)))
+            write(subject, self.page)
         return model
+
+    def with_classes(self, names: Sequence[str]) -> Ending:
+        """The same, with these names where none were given."""
+        return self if self.classes else replace(self, classes=names)
 
     def or_warn(self, done: Callable[[], NetworkModel]) -> NetworkModel | None:
         """A model, or a warning in place of an error: a training is worth more than its calibration."""
@@ -95,21 +119,19 @@ class Ending:
             )
             return None
 
-    def _train(self, seen: Data | None) -> Labelled:
+    def _train(self, seen: Data | None) -> Data:
         given = seen if self.train is None else self.train
         if given is None:
             raise ValueError("Expected training data, and the trainer has no loader of them; give `train`")
-        return gather(given, "train")
+        return given
 
-    def _held_out(self, validation: Data | None) -> Labelled:
-        if self.held_out is not None:
-            return gather(self.held_out, "held_out")
-        if validation is None:
+    def _held_out(self, validation: Data | None) -> Data:
+        given = validation if self.held_out is None else self.held_out
+        if given is None:
             raise ValueError("Expected held-out data, and there are no validation data; give `held_out`")
-        data = gather(validation, "validation data")
-        return data.subset(self.rows(len(data.y)))
+        return given
 
-    def rows(self, n: int) -> torch.Tensor:
+    def rows(self, n: int) -> Tensor:
         """Which of n rows of validation data the calibration looks at, ascending."""
         order = torch.randperm(n, generator=torch.Generator().manual_seed(self.seed))
         return order[: max(1, round(self.share * n))].sort().values

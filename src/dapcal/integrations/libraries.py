@@ -6,8 +6,14 @@ import importlib
 from typing import Any
 
 
-def base(name: str, library: str, *modules: str) -> Any:
-    """The class `name` of the first of some modules that can be imported, or a stand-in that refuses to be made."""
+def base(name: str, extra: str, *modules: str) -> Any:
+    """The class `name` of the first of some modules that can be imported, or a stand-in that refuses to be made.
+
+    Args:
+        name: of the class.
+        extra: of dapcal's, which installs the library.
+        modules: where to look, by preference.
+    """
     told = ""
     for module in modules:
         try:
@@ -20,7 +26,7 @@ def base(name: str, library: str, *modules: str) -> Any:
 
         def __init__(self, *_values: Any, **_options: Any) -> None:
             raise ImportError(
-                f"{type(self).__name__} needs {library} ({told}); install it with: pip install 'dapcal[{library}]'"
+                f"{type(self).__name__} needs {modules[0]} ({told}); install it with: pip install 'dapcal[{extra}]'"
             )
 
     return Missing

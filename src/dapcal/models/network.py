@@ -82,6 +82,7 @@ class NetworkModel:
         """Inputs `x` of an npz file, or a folder of images."""
         if reading.keep:
             raise ValueError("--keep copies columns of a table, and this is a network's model; leave it out")
+        self._one_tensor()
         return network_files.read(path, reading, self.calibrated.example, self.shades)
 
     def writer(self, path: Path) -> AbstractContextManager[Write]:
@@ -98,6 +99,7 @@ class NetworkModel:
 
     def fields(self) -> tuple[Field, ...]:
         """One field, the network's input as nested lists."""
+        self._one_tensor()
         targets = self.held_out.y[0].numel()
         if targets > 1:
             noun = "label" if self.classes else "target"
@@ -136,7 +138,8 @@ class NetworkModel:
     @property
     def features(self) -> tuple[str, ...]:
         """Flat inputs: the names of their columns."""
-        return tuple(f"x{i}" for i in range(self.input_shape[0])) if len(self.input_shape) == 1 else ()
+        flat = len(self.input_shape) == 1 and self.calibrated.inputs is None
+        return tuple(f"x{i}" for i in range(self.input_shape[0])) if flat else ()
 
     def subject(
         self, title: str, new: Tensor | None = None, new_name: str = "new data", train: Labelled | None = None
@@ -173,6 +176,9 @@ class NetworkModel:
 
     def show(self, x: Tensor) -> list[Row | Picture]:
         """Inputs (N, ...) as a person sees them: images of one or three channels as pictures, else numbers by name."""
+        if self.calibrated.inputs is not None:
+            parts = self.calibrated.inputs.unpack(x)
+            return [{name: _some(part[row]) for name, part in parts.items()} for row in range(len(x))]
         if len(self.input_shape) == 3 and self.input_shape[0] in (1, 3) and x.is_floating_point():
             low, high = self.shades
             return [Picture(image_png(image, low, high)) for image in x]
@@ -183,6 +189,15 @@ class NetworkModel:
         """Black and white: 0 and 1, or where held-out inputs go beyond these, their smallest and largest value."""
         low, high = float(self.held_out.x.min()), float(self.held_out.x.max())
         return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+    def _one_tensor(self) -> None:
+        """Files hold one array of inputs."""
+        if self.calibrated.inputs is not None:
+            names = ", ".join(self.calibrated.inputs.names)
+            raise ValueError(
+                f"This network takes {names}, which no file of one array holds; predict in Python, with "
+                "dapcal.load(path, network)"
+            )
 
     def _judges(self) -> Tensor | None:
         """Places in `held_out` of those that p-values are read from, where only a sample is kept."""
@@ -243,6 +258,12 @@ def _quality(found: Any) -> dict[str, float]:
     if not isinstance(found, dict) or not all(type(value) in (int, float) for value in found.values()):
         raise ValueError("its quality is not a table of numbers")
     return found
+
+
+def _some(values: Tensor) -> str:
+    """The first numbers of one input."""
+    flat = values.flatten()
+    return " ".join(f"{value:.4g}" for value in flat[:_SHOWN].tolist()) + (" …" if flat.numel() > _SHOWN else "")
 
 
 def on_device(data: Labelled, device: torch.device) -> Labelled:
