@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, SubsetRandomSampler, T
 
 import dapcal
 from dapcal.adapters.modules import from_lightning
+from dapcal.calibration.inputs import Hardest
 from dapcal.integrations.lightning import Calibrate
 from dapcal.integrations.loaders import in_order
 from dapcal.likelihoods import Categorical
@@ -119,6 +120,40 @@ def test_data_of_ones_own_and_batches_of_another_form(data, tmp_path):
     assert len(callback.model.held_out.x) == 200
     assert torch.equal(callback.model.train.x, train.tensors[0])
     assert (tmp_path / "page.html").exists()
+
+
+class ByName(lightning.LightningModule):
+    """Batches are dicts, whose rows have two inputs and a target."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(2, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, one, two):
+        return self.head(torch.tanh(self.net(torch.cat([one, two], 1))))
+
+    def training_step(self, batch, _):
+        return nn.functional.cross_entropy(self(batch["one"], batch["two"]), batch["labels"])
+
+    validation_step = training_step
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+def test_batches_that_are_dicts(data, tmp_path):
+    train, validation = (
+        [{"one": x[:1], "two": x[1:], "labels": y} for x, y in zip(*part.tensors, strict=True)] for part in data
+    )
+    callback = Calibrate(tmp_path / "net.dap", options={"distance": dapcal.distances.Space(), "ood": Hardest()})
+    fit(callback, *loaders(train, validation), module=ByName(), max_epochs=20)
+    x = torch.tensor([[0.3], [50.0]])
+    prediction = callback.model.calibrated({"one": x, "two": -x})
+    assert prediction.ood_p_value[1] < 0.05 < prediction.ood_p_value[0]
+    again = dapcal.load(tmp_path / "net.dap", from_lightning(ByName()))
+    torch.testing.assert_close(again({"one": x, "two": -x}).probs, prediction.probs)
+    assert "one" in (tmp_path / "net.html").read_text()
 
 
 def test_what_cannot_work_is_refused_before_training(data, tmp_path):

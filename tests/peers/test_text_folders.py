@@ -176,6 +176,26 @@ def test_report_service_and_mlflow(folder, calibrated, tmp_path):
     assert len(frame) == 60
 
 
+def test_explain_shows_the_nearest_texts(folder, calibrated):
+    done = run("explain", calibrated, folder / "new.csv", "--row", "2", "--neighbours", "3")
+    assert done.exit_code == 0, done.output
+    shown = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    texts = pd.read_csv(folder / "new.csv")["text"]
+    assert f"this row {texts[1]} ?" in shown
+    known = set(pd.read_csv(folder / "train.csv")["text"])
+    near = [line for line in shown if line.startswith("training row at")]
+    assert len(near) == 3
+    assert all(" ".join(line.split()[4:-1]) in known for line in near)
+    model = load(calibrated)
+    x, network = model.encode([{"text": texts[1]}]), model.calibrated.posterior.network
+    features = {}
+    network.network.classifier.register_forward_pre_hook(lambda _, given: features.setdefault("x", given[0]))
+    with torch.no_grad():
+        network(torch.cat([x, model.train.x]))
+    nearest = (features["x"][1:] - features["x"][:1]).norm(dim=1).argmin()
+    assert " ".join(near[0].split()[4:-1]) == model.words.texts(model.train.x[nearest][None])[0]
+
+
 def test_numbers_of_texts(folder, tmp_path):
     """One output is a number: here the length, in tens of words."""
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from dapcal.records import ALPHA
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dapcal.explain import Answer, Explanation
+    from dapcal.explain import Answer, Explanation, Neighbours
     from dapcal.models.subject import Picture, Row, Subject
 
 
@@ -42,15 +42,20 @@ def explain(
         too_few(said, len(subject.calibrated.evidence.held_out), ALPHA)
         x = rows[row - 1 :]
         found = explained(subject.calibrated, subject.train.x, x, subject.features, neighbours)
-        said.result({"row": row, **_told(subject, found)}, _words(subject, found, x, row))
+        said.result({"row": row, **_told(subject, found, x)}, _words(subject, found, x, row))
 
 
 _COLUMNS = 6  # that the table of neighbours shows
 
 
-def _told(subject: Subject, found: Explanation) -> dict[str, Any]:
+def _near(found: Explanation, x: Tensor) -> Neighbours:
+    """The nearest training rows: between inputs, or of token ids, which have no distance, where it is measured."""
+    return found.nearest if x.is_floating_point() else found.farthest.nearest
+
+
+def _told(subject: Subject, found: Explanation, x: Tensor) -> dict[str, Any]:
     """As JSON: predictions in the target's unit or by the names of classes, training rows as people see them."""
-    near = found.nearest
+    near = _near(found, x)
     shown = subject.show(subject.train.x[list(near.rows)])
     neighbours = zip(near.distances, _targets(subject, list(near.rows)), shown, strict=True)
     return {
@@ -85,7 +90,7 @@ def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
         f"Before distances count: {_answer(subject, found.before)}",
         f"Out of distribution: {verdict} (p-value {found.p_value:.3g}){_reach(found)}",
         *_clues(found),
-        _far(found, subject.show(x)[0]),
+        *([_far(found, subject.show(x)[0])] if x.is_floating_point() else []),  # token ids are not columns
         "",
         *_neighbours(subject, found, x),
     ]
@@ -128,13 +133,13 @@ def _far(found: Explanation, shown: Row | Picture) -> str:
 
 def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
     """The row above its nearest training rows, the columns that differ most first."""
-    near = found.nearest
+    near = _near(found, x)
     train = subject.train.x[list(near.rows)]
     shown = [*subject.show(x), *subject.show(train)]
     labels = ["this row", *(f"training row at {distance:.3g}" for distance in near.distances)]
     targets = ["?", *_targets(subject, list(near.rows))]
     rows = [one if isinstance(one, dict) else {} for one in shown]
-    names = [column.name for column in found.columns if column.name in rows[0]][:_COLUMNS]
+    names = ([column.name for column in found.columns if column.name in rows[0]] or list(rows[0]))[:_COLUMNS]
     table = [["", *names, subject.target]]
     table += [
         [label, *(one[name] for name in names), target]
