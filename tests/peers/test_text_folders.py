@@ -23,6 +23,7 @@ from transformers import (
 )
 
 import dapcal.integrations.mlflow as flavor
+from dapcal import artifact
 from dapcal.models import load, text_fitting
 from dapcal.models.text import TextModel
 from dapcal.models.text_folder import read_network
@@ -239,6 +240,29 @@ def test_what_is_refused(folder, tmp_path):
     (odd / "held-out.csv").write_text(rows)
     refused(run(*arguments(odd, tmp_path / "m.dap")), "row 1: Expected one of the model's classes", "got 'chess'")
     assert not (tmp_path / "m.dap").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ({"config": {"vocab_size": 10**13}}, "asks for 2400000"),
+        ({"config": {"num_hidden_layers": 10**9}}, "asks for 1000000000 as num_hidden_layers"),
+        ({"config": {"model_type": "no-such-model"}}, "does not know the model"),
+        ({"config": {"hidden_size": 12}}, "another model"),
+        ({"tokenizer": "{}"}, "is not a tokenizer"),
+        ({"pad": "0"}, "does not say how texts become token ids"),
+        ({"length": 3}, "its texts have 3 tokens"),
+        ({"text": 5}, "holds something else"),
+    ],
+)
+def test_files_that_were_edited_are_refused_before_anything_large_is_built(calibrated, tmp_path, edit, words):
+    model = load(calibrated)
+    about = model.about()
+    edited = {name: {**about[name], **part} if isinstance(part, dict) else part for name, part in edit.items()}
+    attachments = {"held_out.x": model.held_out.x, "held_out.y": model.held_out.y}
+    artifact.save(model.calibrated, tmp_path / "edited.dap", {**about, **edited}, attachments)
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path / "edited.dap")
 
 
 def test_weights_are_in_float32_whatever_the_file_has(folder, tmp_path):
