@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +16,11 @@ from transformers import (
     BertForSequenceClassification,
     DataCollatorWithPadding,
     Trainer,
-    TrainerState,
     TrainingArguments,
 )
 
 import dapcal
+from dapcal import artifact
 from dapcal.integrations.huggingface import Calibrate
 from dapcal.likelihoods import Categorical
 
@@ -102,10 +106,21 @@ def test_artefact_and_report_are_written_when_training_ends(tmp_path):
     assert expected.phi == pytest.approx(calibrated.phi, rel=1e-3)
 
 
-def test_other_processes_than_the_first_write_nothing(tmp_path):
-    state = TrainerState(is_world_process_zero=False)
-    Calibrate(tmp_path / "m.dap").on_train_end(None, state, None, model=network())
-    assert not list(tmp_path.iterdir())
+def test_with_several_processes_the_first_calibrates_on_all_rows(tmp_path):
+    here = Path(__file__).parent
+    program = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    paths = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*program, str(here / "trainer_program.py"), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        text=True,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["True", "False"]
+    stored = artifact.open(tmp_path / "topics.dap")
+    assert len(stored.attachments["train.x"]) == 160
+    assert len(stored.attachments["held_out.x"]) == 80
 
 
 def test_what_cannot_work_is_refused_before_training(tmp_path):
