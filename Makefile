@@ -52,6 +52,7 @@ page: $(STAMP)  # docs/results.md and no-harm.md with their figures, and the REA
 	$(VENV)/bin/python -m dapcal.experiments.page.no_harm results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.choosing results docs/choosing.md
 	$(VENV)/bin/python -m dapcal.experiments.page.pixel_trap results docs/choosing.md
+	$(VENV)/bin/python -m dapcal.experiments.page.networks results docs/networks.md
 	$(VENV)/bin/python -m dapcal.experiments.page.estimators results docs/sklearn.md
 	$(VENV)/bin/python -m dapcal.experiments.page.multi_label results docs/targets.md
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
@@ -76,7 +77,7 @@ $(PEERS_STAMP): pyproject.toml constraints.txt
 	$(PEERS_PIP) torch
 	$(PEERS_PIP) -e '.[test]'
 	$(PEERS_PIP) torchmetrics opt-einsum tqdm einops einconv linear_operator unfoldNd \
-	  posteriors numpyro transformers accelerate lightning mlflow-skinny
+	  posteriors numpyro transformers lightning 'peft>=0.13' 'accelerate>=1.0' mlflow-skinny
 	$(PEERS_PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl==0.1a4 \
 	  bayesian-torch torch-uncertainty
 	touch $(PEERS_STAMP)

@@ -182,6 +182,7 @@ def test_a_loader_of_dicts_is_enough(tmp_path):
     }
     torch.testing.assert_close(calibrated(longer).probs, prediction.probs)
     torch.testing.assert_close(calibrated(longer).ood_score, prediction.ood_score)
+    torch.testing.assert_close(calibrated.module()(ONE).mean, prediction.mean)
     by_batch = calibrated.predict(HELD_OUT)
     torch.testing.assert_close(by_batch.probs, calibrated.predict(Texts(24, 1), batch_size=6).probs)
     torch.testing.assert_close(by_batch.probs[:5], calibrated(next(iter(HELD_OUT))).probs)

@@ -6,7 +6,6 @@ calibration inputs x* ──► loss(φ), subject to the guard ──► φ ─�
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,7 +36,7 @@ from dapcal.errors import NothingToCalibrate
 from dapcal.inputs import Fields
 from dapcal.likelihoods import Likelihood
 from dapcal.moving import moved
-from dapcal.networks import packed, packed_batches, plain, shared, take
+from dapcal.networks import copied, head_of, packed, packed_batches, plain, shared, take
 from dapcal.posteriors.plain import around, likelihood_for, outputs_at
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
@@ -194,6 +193,7 @@ def calibrate(
         judges=rows[1],
         measured=_measured(given, reference, second, drawn, judged, evidence.held_out),
         inputs=fields,
+        head=head_of(posterior.network),
     )
 
 
@@ -216,6 +216,8 @@ class Calibrated:
         measured: quality before and after at the rows that judge; None in files of earlier versions.
         inputs: the fields that a network takes (a dict, several tensors, several lengths), which lie in one tensor
             inside; None where it takes one tensor of one shape.
+        head: a last layer that is applied after the places of a text are pooled, while the network itself does it
+            before, which is the same; None where there is none.
     """
 
     stores = Stores()
@@ -233,6 +235,7 @@ class Calibrated:
     judges: Tensor | None = None
     measured: Summary | None = None
     inputs: Fields | None = None
+    head: str | None = None
 
     def __call__(self, x: Inputs) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
@@ -363,7 +366,7 @@ def _around_network(
 ) -> Posterior:
     """A posterior of a trained network, which stays as it is."""
     check_inputs(held_out.x, "held_out", like=train.x)
-    network = copy.deepcopy(plain(network)).eval()
+    network = copied(plain(network)).eval()
     if likelihood is None:
         likelihood = likelihood_for(network, train)
     one = outputs_at(network, train.x[:1])

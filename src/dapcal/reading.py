@@ -25,7 +25,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.calibration import ood_score, scales, search, summary
 from dapcal.distances import class_gaussian, metrics, neighbors, projectors, radius, raw_in, spaces
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
-from dapcal.networks import frozen_copy, plain, reading
+from dapcal.networks import frozen_copy, plain, reading, with_head_last
 from dapcal.posteriors import dropout, linear, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
@@ -59,9 +59,10 @@ def build(
     reader = Reader(tensors, model, projector, likelihood, place, path)
     if isinstance(model, nn.Module):
         stored = tree.get("fields") if isinstance(tree, dict) else None
-        fields = stored.get("inputs") if isinstance(stored, dict) else None
+        fields, head = (stored.get(name) if isinstance(stored, dict) else None for name in ("inputs", "head"))
         with refused_if_damaged(path):
             reader.model = reading(plain(model), reader.unpack(fields, "calibrated.inputs"))
+            reader.model = with_head_last(reader.model, head)
     calibrated = reader.unpack(tree, "calibrated")
     if not isinstance(calibrated, Calibrated):
         raise ValueError(f"{path} does not hold a calibrated posterior; save it again")

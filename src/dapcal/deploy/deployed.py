@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Self, cast
 
 import torch
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from dapcal.adjust import Inflate, Revert, Unchanged
 from dapcal.calibration.ood_score import Evidence, pieces_of
+from dapcal.data import Inputs
 from dapcal.deploy.fitted import Fitted
 from dapcal.deploy.posteriors import Seen, posterior_module
 from dapcal.deploy.spaces import Entering, SpaceModule
 from dapcal.distances.projectors import LayerFeatures, MemberFeatures
+from dapcal.inputs import Fields
 from dapcal.likelihoods import (
     Bernoulli,
     Categorical,
@@ -24,6 +26,7 @@ from dapcal.likelihoods import (
     Poisson,
     Unconditional,
 )
+from dapcal.networks import reads
 from dapcal.predictive import Prediction
 
 LIKELIHOODS = (Categorical, Bernoulli, MultiLabel, Gaussian, NoiseHead, Poisson)
@@ -85,6 +88,7 @@ class Deployed(nn.Module):
         super().__init__()
         posterior, distance, evidence = calibrated.posterior, calibrated.distance, calibrated.evidence
         self.shape, self.dtype = tuple(calibrated.example.shape[1:]), calibrated.example.dtype
+        self.fields = reads(posterior.network)
         spaces = (*distance.spaces, *evidence.further)
         by_draw = {space.projector.layer for space in spaces if isinstance(space.projector, MemberFeatures)}
         self.posterior = posterior_module(posterior, calibrated.example, sorted(by_draw))
@@ -117,9 +121,11 @@ class Deployed(nn.Module):
         self.to(next(iter(self.posterior.state_dict().values())).device)
         self.eval()
 
-    def forward(self, x: Tensor) -> Predicted:
-        """Predictions at a batch of inputs (N, ...), each on its own."""
-        if tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype:
+    def forward(self, x: Inputs) -> Predicted:
+        """Predictions at a batch of inputs as the network takes them, (N, ...) each, each input on its own."""
+        x = self._packed(x) if self.fields is not None and not isinstance(x, Tensor) else cast("Tensor", x)
+        longer = self.fields is not None and self.fields.varies and self.fields.holds(x)  # or shorter
+        if not longer and (tuple(x.shape[1:]) != self.shape or x.dtype != self.dtype):
             raise ValueError(
                 f"Expected inputs (N, {', '.join(map(str, self.shape))}) of {self.dtype} as in training, got "
                 f"{tuple(x.shape)} of {x.dtype}"
@@ -154,6 +160,15 @@ class Deployed(nn.Module):
         dtypes = {name: torch.float64 if name == "ood_p_value" else prediction.mean.dtype for name in values}
         predicted = Predicted(*(value.to(dtypes[name]) for name, value in values.items()))
         return _where_finite(x, predicted) if x.is_floating_point() else predicted
+
+    def _packed(self, x: Mapping[str, Tensor] | Sequence[Tensor]) -> Tensor:
+        """Several inputs, by their names or in their order, as one tensor."""
+        fields = cast("Fields", self.fields)
+        parts = dict(x) if isinstance(x, Mapping) else dict(zip(fields.names, x, strict=True))
+        missing = [name for name in fields.names if name not in parts]
+        if missing:
+            raise ValueError(f"Expected inputs {list(fields.names)}, got {list(parts)}; add {missing}")
+        return fields.side_by_side(parts, fields.places(parts))
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
         """Stays in evaluation mode: with dropout or batch statistics it would be another model."""

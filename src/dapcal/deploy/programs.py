@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dapcal.data import Inputs
 from dapcal.deploy.deployed import Deployed, Predicted, module
 from dapcal.deploy.fitted import Fitted
 from dapcal.files import complete_or_absent
@@ -29,7 +30,9 @@ def export(calibrated: Fitted) -> torch.export.ExportedProgram:
 def to_onnx(calibrated: Fitted, path: str | Path) -> None:
     """Write one ONNX file (opset 18), complete or not at all: input `x`, outputs named as in `Predicted`.
 
-    The first dimension of all of them is the batch, of any size. Most of the arithmetic is in float64.
+    A network that takes several inputs has those, by their names, in place of `x`; texts of several lengths are padded
+    to that of `calibrated.example`. The first dimension of all of them is the batch, of any size. Most of the
+    arithmetic is in float64.
 
     Args:
         calibrated: what predicts.
@@ -43,6 +46,8 @@ def to_onnx(calibrated: Fitted, path: str | Path) -> None:
             f"ONNX export needs torch >= 2.6, got {torch.__version__}; upgrade it, or use dapcal.deploy.export"
         )
     deployed = module(calibrated)
+    names = ["x"] if deployed.fields is None else list(deployed.fields.names)
+    batch = {0: "batch"}  # for its name; the program is dynamic already
     size = sum(tensor.nbytes for tensor in deployed.state_dict().values())
     if size > LARGEST:
         raise ValueError(
@@ -55,8 +60,8 @@ def to_onnx(calibrated: Fitted, path: str | Path) -> None:
             _traced(deployed, calibrated.example),
             dynamo=True,
             opset_version=OPSET,
-            input_names=["x"],
-            dynamic_shapes={"x": {0: "batch"}},  # for its name; the program is dynamic already
+            input_names=names,
+            dynamic_shapes={"x": batch if deployed.fields is None else dict.fromkeys(names, batch)},
             verbose=False,
         )
     assert program is not None
@@ -72,10 +77,19 @@ def to_onnx(calibrated: Fitted, path: str | Path) -> None:
 
 def _traced(deployed: Deployed, example: Tensor) -> torch.export.ExportedProgram:
     # two rows: a batch of one would make its size part of the program
-    x = example.expand(2, *example.shape[1:]).to(deployed.factor.device).contiguous()
-    shapes = {"x": {0: torch.export.Dim("batch")}}
-    with torch.no_grad(), unfused():  # fused kernels of transformers have no ONNX; strict=False: hooks are Python
-        return torch.export.export(ByName(deployed), (x,), dynamic_shapes=shapes, strict=False)
+    rows = example.expand(2, *example.shape[1:]).to(deployed.factor.device).contiguous()
+    batch = {0: torch.export.Dim("batch")}
+    x = rows if deployed.fields is None else deployed.fields.unpack(rows)
+    shapes = {"x": batch if isinstance(x, Tensor) else dict.fromkeys(x, batch)}
+    try:
+        with torch.no_grad(), unfused():  # fused kernels of transformers have no ONNX; strict=False: hooks are Python
+            return torch.export.export(ByName(deployed), (x,), dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        told = " ".join(str(error).split())[:160]
+        raise ValueError(
+            f"torch.export cannot make a program of this network ({type(error).__name__}: {told}); predict with "
+            "calibrated(x), or with the module that calibrated.module() returns"
+        ) from error
 
 
 class ByName(nn.Module):
@@ -85,7 +99,7 @@ class ByName(nn.Module):
         super().__init__()
         self.deployed = deployed
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Predictions at a batch of inputs (N, ...)."""
+    def forward(self, x: Inputs) -> dict[str, Tensor]:
+        """Predictions at a batch of inputs (N, ...), or of several by name."""
         predicted: Predicted = self.deployed(x)
         return predicted._asdict()

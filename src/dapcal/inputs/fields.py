@@ -104,7 +104,10 @@ class Fields:
             raise ValueError(f"Expected as many rows of every input in `{name}`, got {sorted(counts)}")
         if counts == {0}:
             raise ValueError(f"Expected at least one input in `{name}`, got none")
-        length = max(length, self.places(parts))
+        return self.side_by_side(parts, max(length, self.places(parts)))
+
+    def side_by_side(self, parts: Mapping[str, Tensor], length: int) -> Tensor:
+        """The packed tensor of fields that are known to be right, by operations that look at no value."""
         padded = [self._padded(field, parts[field.name], length) for field in self.fields]
         return torch.cat([part.flatten(1).to(self.dtype) for part in padded], 1)
 

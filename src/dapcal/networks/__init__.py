@@ -12,10 +12,12 @@ from dapcal.networks.evaluation import (
     vectorises,
     vectorising,
 )
+from dapcal.networks.heads import head_of, with_head_last
 from dapcal.networks.hooks import entering, execution_order, first_input, leaving, unfused
 from dapcal.networks.layers import feature_layer, last_linear, layer_names
 from dapcal.networks.layout import (
     Layout,
+    copied,
     frozen_copy,
     layout_of,
     own_layers,
@@ -31,8 +33,9 @@ from dapcal.networks.taking import any_inputs, packed, packed_batches, take
 
 __all__ = [
     "MEMORY", "Layout", "Pass", "any_inputs", "as_tensor", "backward_in_evaluation", "check_outputs",
-    "checked_outputs", "dense_chain", "entering", "evaluate", "execution_order", "feature_layer", "first_input",
-    "frozen_copy", "last_linear", "layer_input", "layer_names", "layout_of", "leaving", "one_column", "open_pass",
-    "own_layers", "packed", "packed_batches", "parameter_name", "plain", "reading", "reads", "run", "running",
-    "same_weights", "shared", "split_state", "take", "unfused", "vectorises", "vectorising",
+    "checked_outputs", "copied", "dense_chain", "entering", "evaluate", "execution_order", "feature_layer",
+    "first_input", "frozen_copy", "head_of", "last_linear", "layer_input", "layer_names", "layout_of", "leaving",
+    "one_column", "open_pass", "own_layers", "packed", "packed_batches", "parameter_name", "plain", "reading",
+    "reads", "run", "running", "same_weights", "shared", "split_state", "take", "unfused", "vectorises",
+    "vectorising", "with_head_last",
 ]  # fmt: skip

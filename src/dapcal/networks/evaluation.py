@@ -215,7 +215,7 @@ def one_column(outputs: Tensor) -> Tensor:
     if outputs.ndim != 2:
         raise ValueError(
             f"Expected the model to return (N, C) for N inputs, got {tuple(outputs.shape)}; add a final layer that "
-            "flattens"
+            "flattens (for a class at every place nn.Flatten(), with dapcal.likelihoods.PerPlace)"
         )
     return outputs
 

@@ -88,5 +88,5 @@ _LOCK = Lock()
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """What a layer was called with first, by position or by name."""
-    return args[0] if args else next(iter(kwargs.values()))
+    """What a layer was called with first, by position or by name; an empty tensor, if it was called with nothing."""
+    return next(iter((*args, *kwargs.values())), torch.empty(0))

@@ -48,8 +48,16 @@ def layer_names(network: nn.Module) -> list[str]:
 def _last(
     network: nn.Module, x: Tensor, aware: Container[str] | None, kinds: tuple[type[nn.Module], ...]
 ) -> str | None:
-    layers = {n: m for n, m in network.named_modules() if isinstance(m, kinds)}
+    beside = _adapters(network)
+    layers = {n: m for n, m in network.named_modules() if isinstance(m, kinds) and n not in beside}
     if aware is not None:
         layers = {n: m for n, m in layers.items() if f"{n}.weight" in aware} or layers
     order = execution_order(network, layers, x)
     return order[-1] if order else None
+
+
+def _adapters(network: nn.Module) -> set[str]:
+    """Layers beside the one that they adapt (LoRA), which see it through a few directions alone."""
+    wrappers = [n for n, m in network.named_modules() if isinstance(getattr(m, "base_layer", None), nn.Module)]
+    names = [n for n, _ in network.named_modules()]
+    return {n for w in wrappers for n in names if n.startswith(f"{w}.") and not f"{n}.".startswith(f"{w}.base_layer.")}

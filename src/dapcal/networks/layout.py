@@ -61,7 +61,7 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     """A copy in evaluation mode that no later training of `model` touches."""
     model = plain(model)
     _check_batch_norm(model)
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    return copied(model).eval().requires_grad_(False)
 
 
 def plain(model: nn.Module) -> nn.Module:
@@ -79,11 +79,24 @@ def plain(model: nn.Module) -> nn.Module:
         else:
             break
     if any(hasattr(module, "_orig_mod") for module in inside.modules()):
-        inside = copy.deepcopy(inside)
+        inside = copied(inside)
         for name, module in list(inside.named_modules()):
             if hasattr(module, "_orig_mod"):
                 inside.set_submodule(name.replace("._orig_mod", ""), module._orig_mod)
-    return copy.deepcopy(inside).float() if any(weight.dtype in HALF for weight in inside.parameters()) else inside
+    _check_devices(inside)
+    return copied(inside).float() if any(weight.dtype in HALF for weight in inside.parameters()) else inside
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a network, with weights of its own."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        told = " ".join(str(error).split()).partition(". ")[0][:160]
+        raise ValueError(
+            f"This network cannot be copied ({type(error).__name__}: {told}), and dapcal works on copies; make it "
+            "copyable by copy.deepcopy, e.g. with torch.nn.utils.parametrizations in place of hooks that set weights"
+        ) from error
 
 
 def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -92,9 +105,19 @@ def split_state(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     _check_batch_norm(model)
     learnt = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
     if not learnt:
-        raise ValueError("Expected a model with parameters that require a gradient, got none; unfreeze some")
+        way = "unfreeze some" if any(True for _ in model.parameters()) else "fit before quantising it"
+        raise ValueError(f"Expected a model with parameters that require a gradient, got none; {way}")
     rest = [*model.named_parameters(), *model.named_buffers()]
     return learnt, {n: t.detach().clone() for n, t in rest if n not in learnt}
+
+
+def _check_devices(model: nn.Module) -> None:
+    devices = sorted({str(weight.device) for weight in model.parameters()})
+    if len(devices) > 1 or devices == ["meta"]:
+        raise ValueError(
+            f"Expected a network on one device, got {' and '.join(devices)}; load it without a `device_map` over "
+            "several devices and without offloading, or move it with .to(device)"
+        )
 
 
 def _check_batch_norm(model: nn.Module) -> None:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from dapcal.data import Labelled, Ragged, gather
 from dapcal.inputs import Fields, Parts, Takes, batches_of, find_fields, first_batch, is_lazy, parts_of, takes_of
+from dapcal.networks.heads import head_at_places, head_of, with_head_last
 from dapcal.networks.layout import plain
 from dapcal.networks.padding import check_padding
 from dapcal.networks.reading import pad_id_of, reading, reads, taken_by
@@ -68,10 +69,10 @@ def take(
     waiting = {name: everything[name] for name in data if not _is_ready(everything[name], fields)}
     asking = {n: everything[n] for n in further if not _is_ready(everything[n], fields) and not callable(everything[n])}
     if fields is None and not any(map(_has_fields, (*waiting.values(), *asking.values()))):
-        if loaders:
-            return Taken(subject, None, everything)
         try:
-            return Taken(subject, None, {**everything, **{name: gather(one, name) for name, one in waiting.items()}})
+            if not loaders:
+                everything |= {name: gather(one, name) for name, one in waiting.items()}
+            return Taken(_head_last(subject, _ids(everything)), None, everything)
         except Ragged:
             if not isinstance(network, nn.Module):
                 raise
@@ -91,6 +92,8 @@ def take(
             check_padding(reading(network, fields), fields, found)
     inputs = {name: list(_parts(one, takes, name, fields)) for name, one in asking.items()}
     subject = _reading(subject, fields)
+    few = next((_few(part).inputs for part in chain(*held.values(), *inputs.values())), None)
+    subject = _head_last(subject, None if few is None or fields.dtype.is_floating_point else fields.pack(few, "train"))
     longest = max((fields.places(part.inputs) for part in chain(*held.values(), *inputs.values())), default=0)
     return Taken(
         subject,
@@ -179,6 +182,22 @@ def _unpacked(data: Any) -> Any:
     own = copy.copy(data)
     own.collate_fn, own._iterator = data.collate_fn.collate, None
     return own
+
+
+def _head_last(subject: Any, x: Tensor | None) -> Any:
+    """The network, or the posterior with its network, whose head runs once, where it ran at every place of texts x."""
+    network = subject if isinstance(subject, nn.Module) else getattr(subject, "model", None)
+    if x is None or not isinstance(network, nn.Module) or head_of(network) is not None:
+        return subject
+    changed = with_head_last(network, head_at_places(network, x))
+    return changed if isinstance(subject, nn.Module) else dataclasses.replace(subject, model=changed)
+
+
+def _ids(data: Mapping[str, Any]) -> Tensor | None:
+    """Two rows of plain inputs, if they are whole numbers."""
+    train = data.get("train")
+    x = train[0] if isinstance(train, tuple | list) and train else None
+    return x[:2] if isinstance(x, Tensor) and not x.is_floating_point() and x.ndim > 1 and len(x) else None
 
 
 def _is_ready(data: Any, fields: Fields | None) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, Gaussian
 from dapcal.likelihoods import Likelihood
-from dapcal.networks import frozen_copy, layout_of, plain, split_state
+from dapcal.networks import frozen_copy, layout_of, plain
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.prior import Aware, make_prior
 
@@ -101,8 +101,7 @@ def choose(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The named parameters (or the means given for them), and everything else."""
     model = plain(model)
-    learnt, rest = split_state(model)
-    everything = {**learnt, **rest}
+    everything = {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     unknown = [n for n in names if n not in dict(model.named_parameters())]
     if unknown or not names:
         raise ValueError(

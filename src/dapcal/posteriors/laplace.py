@@ -251,7 +251,7 @@ def _check_last(network: nn.Module, name: str, x: Tensor) -> bool:
     if not isinstance(layer, nn.Linear):
         linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
         raise ValueError(f"Expected `layer` as the name of an nn.Linear, got `{name}`; the model has {linear}")
-    if sum(m.weight is layer.weight for m in network.modules() if hasattr(m, "weight")) > 1:
+    if sum(p is layer.weight for m in network.modules() for p in m.parameters(recurse=False)) > 1:
         raise ValueError(
             f"The weights of `{name}` are tied to another layer: it is not a last layer alone; use laplace.fit"
         )

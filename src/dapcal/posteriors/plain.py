@@ -49,7 +49,12 @@ def around(
         return laplace.last_layer(network, likelihood, data, structure=structure, held_out=held_out, seed=seed)
     except ValueError as error:
         size = sum(p.numel() for p in network.parameters() if p.requires_grad)
-        if not 0 < size <= LARGEST:
+        if size == 0:
+            raise ValueError(
+                f"This network has no last layer to take ({error}), and no other weights to learn; calibrate it before "
+                "it is quantised, or unfreeze some of its weights"
+            ) from error
+        if size > LARGEST:
             raise ValueError(
                 f"This network has no last layer to take ({error}), and {size} parameters are too many to take all of "
                 "them; fit a posterior (dapcal.posteriors), e.g. an ensemble, and calibrate that"

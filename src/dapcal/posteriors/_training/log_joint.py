@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from dapcal.networks import (
     Layout,
     as_tensor,
     backward_in_evaluation,
+    copied,
     frozen_copy,
     layout_of,
     one_column,
@@ -120,7 +120,7 @@ def log_joint(
 ) -> LogJoint:
     """The log joint of a copy of the model, from its present weights."""
     check(model, likelihood)
-    module = training_mode(copy.deepcopy(model))
+    module = training_mode(copied(model))
     layout = layout_of(split_state(module)[0])
     device = next(p for p in module.parameters() if p.requires_grad).device
     return LogJoint(
