@@ -136,6 +136,7 @@ class Line:
 
     def __init__(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._port, self._reader, self._writer = port, reader, writer
+        self.asked = 0
 
     @classmethod
     async def open(cls, port: int) -> Line:
@@ -145,6 +146,7 @@ class Line:
     async def ask(self, question: Question) -> tuple[int, bytes]:
         """Status and body of the answer; 0 and what came of it where the connection was closed."""
         head = b""
+        self.asked += 1
         try:
             self._writer.write(question.raw())
             await self._writer.drain()

@@ -1,0 +1,119 @@
+"""`make torture`: every part in pieces, each with a seed of its own; an interrupted run goes on with the next piece.
+
+Run: PYTHONPATH=tests python -m torture [--quick] [--seed N] [--state build/torture.json] [--parts kills,service]
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+SHOWN = 20  # failures of one piece
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file here with a function `run(count, seed) -> (tried, failed)`.
+
+    Attributes:
+        name: of the file.
+        count: what `run` is asked for in all.
+        quick: the same of a quick run.
+        piece: the most of one call.
+    """
+
+    name: str
+    count: int
+    quick: int
+    piece: int
+
+    def pieces(self, is_quick: bool) -> list[int]:
+        """Counts of the calls."""
+        whole = self.quick if is_quick else self.count
+        return [min(self.piece, whole - start) for start in range(0, whole, self.piece)]
+
+
+PARTS = (
+    Part("artefacts", 20_000, 2000, 1000),
+    Part("files", 8000, 800, 500),
+    Part("service", 50_000, 5000, 50_000),  # in one piece: memory is compared over all of them
+    Part("kills", 1000, 60, 200),
+)
+
+
+def main() -> None:
+    options = arguments()
+    chosen = [part for part in PARTS if options.parts is None or part.name in options.parts.split(",")]
+    state = State(options.state, {"quick": options.quick, "seed": options.seed, "parts": [p.name for p in chosen]})
+    for part in chosen:
+        if importlib.util.find_spec(f"torture.{part.name}") is None:
+            print(f"{part.name}: there is no such file, so nothing of it is tried", flush=True)
+            continue
+        run = importlib.import_module(f"torture.{part.name}").run
+        pieces = part.pieces(options.quick)
+        for number, count in enumerate(pieces):
+            if state.has(part.name, number):
+                continue
+            seed, started = options.seed + number, time.monotonic()
+            print(f"{part.name} {number + 1} of {len(pieces)}: {count}, seed {seed}", flush=True)
+            tried, failed = run(count, seed)
+            for line in failed[:SHOWN]:
+                print(f"  FAILED (seed {seed}) {line}", flush=True)
+            print(f"  {tried:,} tried, {len(failed)} failed, {time.monotonic() - started:.0f} s", flush=True)
+            state.add(part.name, number, tried, len(failed))
+    table, failed_in_all = state.table([part.name for part in chosen])
+    state.path.unlink(missing_ok=True)  # all is done: the next run begins anew
+    print(table)
+    sys.exit(failed_in_all > 0)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a tenth of it")
+    parser.add_argument("--seed", type=int, default=0, help="of the first piece of every part")
+    parser.add_argument("--state", type=Path, default=Path("build/torture.json"), help="what is done so far")
+    parser.add_argument("--parts", help="some of them, with commas between")
+    return parser.parse_args()
+
+
+class State:
+    """What is done so far, in a file that the next run of the same kind goes on from."""
+
+    def __init__(self, path: Path, kind: dict[str, object]) -> None:
+        self.path, self.kind = path, kind
+        self.done: dict[str, dict[str, list[int]]] = {}
+        if path.exists():
+            found = json.loads(path.read_text())
+            if found["kind"] == kind:
+                self.done = found["done"]
+                print(f"going on with {path}")
+
+    def has(self, part: str, number: int) -> bool:
+        return str(number) in self.done.get(part, {})
+
+    def add(self, part: str, number: int, tried: int, failed: int) -> None:
+        self.done.setdefault(part, {})[str(number)] = [tried, failed]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps({"kind": self.kind, "done": self.done}))
+        fresh.replace(self.path)
+
+    def table(self, parts: list[str]) -> tuple[str, int]:
+        """Tried and failed of every part and in all; and the last number."""
+        pieces = {part: list(self.done.get(part, {}).values()) for part in parts}
+        sums = {
+            part: (sum(tried for tried, _ in done), sum(failed for _, failed in done)) for part, done in pieces.items()
+        }
+        sums["in all"] = (sum(tried for tried, _ in sums.values()), sum(failed for _, failed in sums.values()))
+        lines = [f"{name:<12} {tried:>10,} {failed:>8,}" for name, (tried, failed) in sums.items()]
+        return "\n".join([f"{'':<12} {'tried':>10} {'failed':>8}", *lines]), sums["in all"][1]
+
+
+if __name__ == "__main__":
+    main()
