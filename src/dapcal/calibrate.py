@@ -7,41 +7,38 @@ calibration inputs x* ──► loss(φ), subject to the guard ──► φ ─�
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from dapcal.adjust import Inflate
+from dapcal.calibration.checks import check_data, check_spread, options
 from dapcal.calibration.in_domain import in_domain
-from dapcal.calibration.inputs import Chosen, Given, OODInputs
-from dapcal.calibration.losses import Loss, Problem, Target
+from dapcal.calibration.inputs import OODInputs, calibration_inputs, source_of
+from dapcal.calibration.losses import Loss, Problem
 from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
-from dapcal.calibration.reference import Reference, alone, choose_reference, outputs_alone
-from dapcal.calibration.scales import Exp
+from dapcal.calibration.reference import choose_reference
 from dapcal.calibration.search import Curve, Point, search, unsearched
-from dapcal.calibration.summary import Judged, Summary, summarise
-from dapcal.data import Data, Inputs, Labelled, check_inputs, gather, inputs_of, split
-from dapcal.diagnostics import collapsed, effective_sample_size, importance_of, pareto_k
+from dapcal.calibration.summary import Judged, Summary, before_and_after
+from dapcal.data import Data, Inputs, check_inputs, gather, inputs_of, split
+from dapcal.diagnostics import warn_if_collapsed
 from dapcal.distances import Distance, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
 from dapcal.distances.features import one_pass
-from dapcal.ensembles import Evaluated, base_ensemble, outputs_with_spread, read_by
-from dapcal.errors import NothingToCalibrate
+from dapcal.ensembles import Evaluated
 from dapcal.inputs import Fields
 from dapcal.likelihoods import Likelihood
 from dapcal.moving import moved
-from dapcal.networks import copied, head_of, packed, packed_batches, plain, shared, take
-from dapcal.posteriors.plain import around, likelihood_for, outputs_at
+from dapcal.networks import head_of, packed, packed_batches, shared, take
+from dapcal.posteriors.plain import around_given
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Adjustment, DapcalWarning, Ensemble, Posterior, Projector, Scale
+from dapcal.types import Adjusted, Adjustment, Posterior, Projector, Scale
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -97,16 +94,16 @@ def calibrate(
     Returns:
         What the user keeps: call it on inputs.
     """
-    adjust, loss, scale = _options(adjust, loss, scale)
+    adjust, loss, scale = options(adjust, loss, scale)
     posterior, fields, data = take(posterior, {"train": train, "held_out": held_out}, {"ood": ood})
     train_data, held, ood = gather(data["train"], "train"), gather(data["held_out"], "held_out"), data["ood"]
     rows = split(len(held.x), torch.Generator().manual_seed(seed))
     around_network = isinstance(posterior, nn.Module)
     if isinstance(posterior, nn.Module):
-        posterior = _around_network(posterior, likelihood, train_data, held, rows[0], seed)
+        posterior = around_given(posterior, likelihood, train_data, held, rows[0], seed)
     elif likelihood is not None:
         raise TypeError(f"A posterior has its likelihood, {posterior.likelihood}, already; leave `likelihood` out")
-    train_data, held = _check_data(posterior, adjust, train_data, held)
+    train_data, held = check_data(posterior, adjust, train_data, held)
     adjust = adjust.fitted(posterior.likelihood, train_data.y)
     first, second = (held.subset(half) for half in rows)
     given, drawn = posterior, not adjust.closed_form
@@ -116,14 +113,14 @@ def calibrate(
 
     with shared(posterior.network, train_data.x), shared(posterior.network, first.x):
         adjusted_first = adjust(posterior, first.x)
-        base = _check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
+        base = check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
         chooses = Evaluated(first.x, first.y, base)
         measured = measure(distance, posterior, train_data.x, chooses, train_data.y)
         raw_first, further_first = measured.distance.raw(first.x), raw_in(measured.further, first.x)
     d0_first = measured.distance.combine(raw_first)
 
-    source = loss.inputs(_source(ood, train_data.x))
-    chosen, d0 = _calibration_inputs(source, posterior, train_data, chooses, measured.distance, d0_first)
+    source = loss.inputs(source_of(ood, train_data.x))
+    chosen, d0 = calibration_inputs(source, posterior, train_data, chooses, measured.distance, d0_first)
     problem = Problem(
         posterior=posterior,
         x=chosen.x,
@@ -191,7 +188,7 @@ def calibrate(
         example=train_data.x[:1].clone(),
         chooses=rows[0],
         judges=rows[1],
-        measured=_measured(given, reference, second, drawn, judged, evidence.held_out),
+        measured=before_and_after(given, reference, second, drawn, judged, evidence.held_out),
         inputs=fields,
         head=head_of(posterior.network),
     )
@@ -325,7 +322,7 @@ class Calibrated:
                 "alone; calibrate with adjust=Inflate(drawn=True), or Transport(drawn=True) for a Gaussian posterior"
             )
         if ensemble.importance is not None:
-            _warn_if_collapsed(ensemble)
+            warn_if_collapsed(ensemble)
         pieces = pieces_of(self.posterior.likelihood, base, raw, raw_in(self.evidence.further, x))
         score = self.evidence.score(pieces)
         gaussian, prior = self.posterior.gaussian, self.posterior.prior
@@ -340,147 +337,4 @@ class Calibrated:
             contracted=0 if gaussian is None or prior is None else gaussian.contracted(prior),
             is_joint=is_joint,
             evidence=self.evidence.by_name(pieces, self.distance.spaces),
-        )
-
-
-def _options(adjust: Adjustment | None, loss: Loss | None, scale: Scale | None) -> tuple[Adjustment, Loss, Scale]:
-    """Defaults filled in; what cannot work is refused."""
-    for name, option in (("adjust", adjust), ("loss", loss), ("scale", scale)):
-        if isinstance(option, type):
-            raise TypeError(
-                f"Expected `{name}` as an object, got the class {option.__name__}; write {option.__name__}()"
-            )
-        if option is not None and not callable(option):
-            raise TypeError(f"Expected `{name}` as an object of dapcal's or a callable, got {option!r}")
-    for name, option, kind in (("adjust", adjust, Adjustment), ("loss", loss, Loss)):
-        if option is not None and not isinstance(option, kind):
-            raise TypeError(
-                f"Expected `{name}` to say all that a {kind.__name__} does, but {type(option).__name__} does not; "
-                f"derive it from {kind.__module__}.{kind.__name__}"
-            )
-    return adjust or Inflate(), loss or Target(), scale or Exp()
-
-
-def _around_network(
-    network: nn.Module, likelihood: Likelihood | None, train: Labelled, held_out: Labelled, chooses: Tensor, seed: int
-) -> Posterior:
-    """A posterior of a trained network, which stays as it is."""
-    check_inputs(held_out.x, "held_out", like=train.x)
-    network = copied(plain(network)).eval()
-    if likelihood is None:
-        likelihood = likelihood_for(network, train)
-    one = outputs_at(network, train.x[:1])
-    first = held_out.subset(chooses.to(held_out.x.device))
-    train, first = (_check_targets(likelihood, one, data) for data in (train, first))
-    return around(network, likelihood, train, first, seed)
-
-
-def _measured(
-    given: Posterior, reference: Reference, judges: Labelled, drawn: bool, calibrated: Judged, scores: Tensor
-) -> Summary:
-    """Quality before and after at the rows that judge."""
-    see = read_by(given, judges.x, drawn)
-    before = Judged(given.likelihood, see(given.likelihood))
-    scaled, network = calibrated, None
-    if reference.network is not None and (module := alone(given)) is not None:
-        outputs = outputs_alone(module, judges.x)[None]
-        network = Judged(given.likelihood, base_ensemble(given.likelihood, outputs))
-        scaled = Judged(reference.network, base_ensemble(reference.network, outputs))
-    if reference.name == "posterior":
-        own = reference.posterior.likelihood
-        scaled = Judged(own, see(own))
-    return summarise(judges.y, network, before, scaled, reference.name, calibrated, scores)
-
-
-def _check_data(
-    posterior: Posterior, adjust: Adjustment, train: Labelled, held_out: Labelled
-) -> tuple[Labelled, Labelled]:
-    """Inputs of one shape, targets as the likelihood wants them, held-out ones of which training says something."""
-    if not hasattr(posterior, "outputs"):
-        raise TypeError(
-            f"Expected a posterior, got {type(posterior).__name__}; fit one to your network with "
-            "dapcal.posteriors.variational.fit, or bring draws with dapcal.posteriors.samples"
-        )
-    if not hasattr(posterior, "moments"):
-        raise TypeError(
-            f"Expected a posterior with `moments(x)`, and {type(posterior).__name__} has none; let it return None "
-            "where there is no closed form"
-        )
-    check_inputs(held_out.x, "held_out", like=train.x)
-    if len(held_out.x) < 4:
-        raise ValueError(f"Expected at least 4 held-out inputs, got {len(held_out.x)}; hold out more")
-    moments = posterior.moments(train.x[:1]) if adjust.closed_form else None
-    one = outputs_with_spread(posterior, train.x[:1])[0] if moments is None else moments.mean  # (1, C)
-    train, held_out = (_check_targets(posterior.likelihood, one, data) for data in (train, held_out))
-    posterior.likelihood.check_held_out(train.y, held_out.y)
-    return train, held_out
-
-
-def _check_targets(likelihood: Likelihood, one: Tensor, data: Labelled) -> Labelled:
-    """Targets as the likelihood wants them, given outputs `one` (1, C) of one input."""
-    return Labelled(data.x, likelihood.check(one.expand(len(data.x), -1), data.y.to(one.device)))
-
-
-def _check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
-    draws = len(importance_of(base))  # completed weights have one more, the uniform answer
-    if not base.spread.any() and not likelihood.location_variance(base.outputs[:draws]).any():
-        raise ValueError(
-            "All draws give the same outputs at all held-out inputs: there is no spread to inflate, move or weight. "
-            "Check that the posterior's draws differ"
-        )
-    return base
-
-
-def _source(ood: Inputs | Data | OODInputs | None, train: Tensor) -> OODInputs | None:
-    """Where the calibration inputs that were asked for come from."""
-    if ood is None:
-        return None
-    if isinstance(ood, Tensor):
-        return Given(check_inputs(ood, "ood", like=train))
-    if isinstance(ood, tuple | list) or not callable(ood):
-        data = gather(cast("Data", ood), "ood")
-        return Given(check_inputs(data.x, "ood", like=train), data.y)
-    return ood
-
-
-def _calibration_inputs(
-    source: OODInputs,
-    posterior: Posterior,
-    train: Labelled,
-    held_out: Evaluated,
-    distance: Distance,
-    d0_held_out: Tensor,
-) -> tuple[Chosen, Tensor]:
-    """Calibration inputs, of which at least one lies outside the radius, and their d0."""
-    chosen = source(posterior, train, held_out)
-    d0 = distance(check_inputs(chosen.x, "ood", like=train.x))
-    if d0.any() or not distance.spaces:
-        return chosen, d0
-    outside = torch.nonzero(d0_held_out > 0).flatten()
-    if not len(outside):
-        raise NothingToCalibrate(
-            "All calibration inputs and held-out inputs are at distance 0: there is nothing to calibrate φ on; give "
-            "inputs away from the training data with `ood`, or a smaller radius"
-        )
-    warnings.warn(
-        f"The calibration inputs ({chosen.origin}) all lie inside the radius, at distance 0: calibrating on the "
-        f"{len(outside)} held-out inputs outside it instead; give OOD inputs with `ood`, or a smaller radius",
-        DapcalWarning,
-        stacklevel=3,
-    )
-    rows = held_out.subset(outside.to(held_out.x.device))
-    return Chosen(rows.x, rows.y, f"{len(outside)} held-out inputs outside the radius"), d0_held_out[outside]
-
-
-def _warn_if_collapsed(ensemble: Ensemble) -> None:
-    weights = importance_of(ensemble)
-    ess, k = effective_sample_size(weights), pareto_k(weights)
-    count = int(collapsed(ess, k, len(weights)).sum())
-    if count:
-        warnings.warn(
-            f"The importance weights have collapsed at {count} of {len(ess)} inputs (few effective draws or Pareto "
-            "k̂ > 0.7): their reweighted prediction is not to be trusted. See prediction.diagnostics, and use "
-            "adjust=Inflate(), or Transport() for a Gaussian posterior",
-            DapcalWarning,
-            stacklevel=4,
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dapcal.records import Ensemble
+from dapcal.records import DapcalWarning, Ensemble
 
 MIN_DRAWS = 25  # fewer leave under five draws in the tail
 _CHUNK = 256
@@ -113,3 +114,18 @@ def _fit_pareto(excess: Tensor) -> tuple[Tensor, Tensor]:
     b_mean = (b * weights).sum(0) / weights.sum(0)
     k_mean = torch.log1p(-b_mean * excess).mean(0)
     return (n * k_mean + 5) / (n + 10), -k_mean / b_mean
+
+
+def warn_if_collapsed(ensemble: Ensemble) -> None:
+    """Of whoever predicts with weights that say nothing."""
+    weights = importance_of(ensemble)
+    ess, k = effective_sample_size(weights), pareto_k(weights)
+    count = int(collapsed(ess, k, len(weights)).sum())
+    if count:
+        warnings.warn(
+            f"The importance weights have collapsed at {count} of {len(ess)} inputs (few effective draws or Pareto "
+            "k̂ > 0.7): their reweighted prediction is not to be trusted. See prediction.diagnostics, and use "
+            "adjust=Inflate(), or Transport() for a Gaussian posterior",
+            DapcalWarning,
+            stacklevel=4,
+        )

@@ -5,13 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from dapcal.data import Labelled
+from dapcal.data import Data, Inputs, Labelled, check_inputs, gather
+from dapcal.distances import Distance
 from dapcal.ensembles import Evaluated
+from dapcal.errors import NothingToCalibrate
 from dapcal.hardest import FEWEST, HARDEST, hardest
 from dapcal.types import DapcalWarning, Posterior
 
@@ -127,3 +129,44 @@ class Misclassified:
             return Hardest()(posterior, train, held_out)
         chosen = held_out.subset(wrong.to(held_out.x.device))
         return Chosen(chosen.x, chosen.y, f"{len(wrong)} misclassified held-out inputs")
+
+
+def source_of(ood: Inputs | Data | OODInputs | None, train: Tensor) -> OODInputs | None:
+    """Where the calibration inputs that were asked for come from."""
+    if ood is None:
+        return None
+    if isinstance(ood, Tensor):
+        return Given(check_inputs(ood, "ood", like=train))
+    if isinstance(ood, tuple | list) or not callable(ood):
+        data = gather(cast("Data", ood), "ood")
+        return Given(check_inputs(data.x, "ood", like=train), data.y)
+    return ood
+
+
+def calibration_inputs(
+    source: OODInputs,
+    posterior: Posterior,
+    train: Labelled,
+    held_out: Evaluated,
+    distance: Distance,
+    d0_held_out: Tensor,
+) -> tuple[Chosen, Tensor]:
+    """Calibration inputs, of which at least one lies outside the radius, and their d0."""
+    chosen = source(posterior, train, held_out)
+    d0 = distance(check_inputs(chosen.x, "ood", like=train.x))
+    if d0.any() or not distance.spaces:
+        return chosen, d0
+    outside = torch.nonzero(d0_held_out > 0).flatten()
+    if not len(outside):
+        raise NothingToCalibrate(
+            "All calibration inputs and held-out inputs are at distance 0: there is nothing to calibrate φ on; give "
+            "inputs away from the training data with `ood`, or a smaller radius"
+        )
+    warnings.warn(
+        f"The calibration inputs ({chosen.origin}) all lie inside the radius, at distance 0: calibrating on the "
+        f"{len(outside)} held-out inputs outside it instead; give OOD inputs with `ood`, or a smaller radius",
+        DapcalWarning,
+        stacklevel=3,
+    )
+    rows = held_out.subset(outside.to(held_out.x.device))
+    return Chosen(rows.x, rows.y, f"{len(outside)} held-out inputs outside the radius"), d0_held_out[outside]

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from dapcal import metrics
+from dapcal.calibration.reference import Reference, alone, outputs_alone
+from dapcal.data import Labelled
+from dapcal.ensembles import base_ensemble, read_by
 from dapcal.likelihoods import Likelihood
 from dapcal.records import ALPHA, LEVEL
 from dapcal.storing import Stores
-from dapcal.types import Ensemble
+from dapcal.types import Ensemble, Posterior
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,23 @@ class Judged(NamedTuple):
 
     likelihood: Likelihood
     ensemble: Ensemble
+
+
+def before_and_after(
+    given: Posterior, reference: Reference, judges: Labelled, drawn: bool, calibrated: Judged, scores: Tensor
+) -> Summary:
+    """Quality before and after at the rows that judge."""
+    see = read_by(given, judges.x, drawn)
+    before = Judged(given.likelihood, see(given.likelihood))
+    scaled, network = calibrated, None
+    if reference.network is not None and (module := alone(given)) is not None:
+        outputs = outputs_alone(module, judges.x)[None]
+        network = Judged(given.likelihood, base_ensemble(given.likelihood, outputs))
+        scaled = Judged(reference.network, base_ensemble(reference.network, outputs))
+    if reference.name == "posterior":
+        own = reference.posterior.likelihood
+        scaled = Judged(own, see(own))
+    return summarise(judges.y, network, before, scaled, reference.name, calibrated, scores)
 
 
 def summarise(

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dapcal.data import Data, Labelled
+from dapcal.data import Data, Labelled, check_inputs
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
-from dapcal.networks import checked_outputs, last_linear, run
+from dapcal.networks import checked_outputs, copied, last_linear, plain, run
 from dapcal.posteriors import laplace
 from dapcal.posteriors.network import NetworkPosterior
 
@@ -22,6 +22,29 @@ FULL = 1000  # parameters of a last layer with a full covariance; more take seco
 LARGEST = 200_000  # parameters of a network that is taken whole, where it has no linear last layer
 _BATCH = 256
 _SEVERAL = 30  # outputs that tell probabilities from logits
+
+
+def around_given(
+    network: nn.Module, likelihood: Likelihood | None, train: Labelled, held_out: Labelled, chooses: Tensor, seed: int
+) -> NetworkPosterior:
+    """A posterior of a trained network, which stays as it is; its likelihood is found if it is not given.
+
+    Args:
+        network: in any mode.
+        likelihood: p(y | outputs), or None.
+        train: what it was trained on.
+        held_out: in-distribution data that it was not trained on.
+        chooses: rows of these that choose σ0.
+        seed: of the draws.
+    """
+    check_inputs(held_out.x, "held_out", like=train.x)
+    network = copied(plain(network)).eval()
+    if likelihood is None:
+        likelihood = likelihood_for(network, train)
+    one = outputs_at(network, train.x[:1])
+    first = held_out.subset(chooses.to(held_out.x.device))
+    train, first = (check_targets(likelihood, one, data) for data in (train, first))
+    return around(network, likelihood, train, first, seed)
 
 
 def around(
@@ -181,3 +204,8 @@ def residual_noise(networks: Sequence[nn.Module], train: Labelled, targets: int)
             outputs = outputs_at(network, x)
             total += float((outputs - own.to(outputs)).double().square().sum())
     return max((total / (len(networks) * y.numel())) ** 0.5, 1e-4 * deviation)  # a network may interpolate
+
+
+def check_targets(likelihood: Likelihood, one: Tensor, data: Labelled) -> Labelled:
+    """Targets as the likelihood wants them, given outputs `one` (1, C) of one input."""
+    return Labelled(data.x, likelihood.check(one.expand(len(data.x), -1), data.y.to(one.device)))
