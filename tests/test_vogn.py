@@ -125,7 +125,7 @@ def test_the_fixed_point_on_a_linear_model(tau, damping):
     x, y = line()
     posterior = vogn.fit(
         small(nn.Linear, 2, 1, False), KnownNoise(0.5), (x, y), prior_scale=1.5, kl_weight=tau, damping=damping,
-        curvature_rate=0.02, epochs=200, batch_size=20,
+        curvature_rate=0.02, epochs=300, batch_size=20,
     )  # fmt: skip
     mean, variance = fixed_point(x, y, tau)
     np.testing.assert_array_less(np.abs(posterior.gaussian.mean.numpy() - mean) / np.sqrt(variance), 0.1)
