@@ -28,6 +28,7 @@ from table_cases import write_rows
 
 SMALL = ("--epochs", "2", "--hidden", "8", "--fast", "--quiet")
 EPOCHS = 6
+OWN, FORK = "a process of its own", "a fork"
 START = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from torture.jobs import work; work(sys.argv[1:])"
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from torture import writers
-from torture.jobs import Job, Known, begin, content_of, ended, killed, prepared, reproduce
+from torture.jobs import FORK, OWN, Job, Known, begin, content_of, ended, killed, prepared, reproduce
 from torture.tally import Tally
 
 LONG = 50  # kills of all to one of the longest job
-OWN, FORK = "a process of its own", "a fork"
 
 
 def run(count: int, seed: int) -> tuple[int, list[str]]:

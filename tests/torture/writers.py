@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torture.jobs import Job, Known, begin, content_of, ended
+from torture.jobs import FORK, Job, Known, begin, content_of, ended
 from torture.tally import Tally
 
 ENDED_WELL = (1, 2)  # exit codes of a command that says why it cannot
@@ -52,7 +52,7 @@ def meet(job: Job, known: Known, count: int, draws: random.Random, folder: Path,
         os.getpid = lambda: 4711  # type: ignore[assignment]
 
     numbers = [begin(job.at(folder), same_number) for _ in range(count)]
-    doomed = {number: draws.uniform(0, known.seconds["a fork"]) for number in numbers if draws.random() < 0.3}
+    doomed = {number: draws.uniform(0, known.seconds[FORK]) for number in numbers if draws.random() < 0.3}
     codes = [ended(number, doomed.get(number)) for number in numbers]
     (name,) = job.outputs
     content = content_of(folder / name)
