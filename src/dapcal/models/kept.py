@@ -13,15 +13,19 @@ from dapcal.data import Labelled
 
 
 def checked_pairs(
-    attachments: Mapping[str, Tensor], name: str, shape: tuple[int, ...], classes: int, device: str | torch.device
+    attachments: Mapping[str, Tensor],
+    name: str,
+    shape: tuple[int, ...],
+    classes: int | None,
+    device: str | torch.device,
 ) -> Labelled:
-    """Inputs of a shape and their targets: labels of so many classes, or numbers where these are 0."""
+    """Inputs of a shape and their targets: labels of so many classes, numbers where these are 0, any where None."""
     x, y = attachments[f"{name}.x"], attachments[f"{name}.y"]
     if x.shape[1:] != shape or len(x) != len(y) or not len(x):
         raise ValueError(f"`{name}` holds {tuple(x.shape)} inputs of shape {shape} and {tuple(y.shape)} targets")
     if classes and (y.is_floating_point() or y.ndim != 1 or int(y.min()) < 0 or int(y.max()) >= classes):
         raise ValueError(f"`{name}` holds targets that are not labels of {classes} classes")
-    if not classes and not y.is_floating_point():
+    if classes == 0 and not y.is_floating_point():
         raise ValueError(f"`{name}` holds targets that are not numbers")
     return Labelled(x.to(device), y.to(device))
 

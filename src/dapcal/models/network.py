@@ -30,6 +30,7 @@ from dapcal.models.subject import Axis, Picture, Row, Subject
 from dapcal.models.tokens import check_tokens
 from dapcal.models.writing import writer
 from dapcal.png import image_png
+from dapcal.posteriors.plain import check_targets
 from dapcal.reading import refused_if_damaged
 from dapcal.records import ALPHA, LEVEL
 
@@ -227,8 +228,11 @@ def parts_of(stored: Stored, calibrated: Calibrated) -> dict[str, Any]:
     """What `NetworkModel.save` wrote, by the names of the attributes; a ValueError where it cannot be so."""
     about, attachments, example = stored.about, stored.attachments, calibrated.example
     (factory,), classes = checked_texts([about["factory"]]), checked_texts(about["classes"])
+    one, likelihood = calibrated.posterior.outputs(example)[0], calibrated.posterior.likelihood
     sets = {
-        part: checked_pairs(attachments, part, tuple(example.shape[1:]), len(classes), example.device)
+        part: check_targets(
+            likelihood, one, checked_pairs(attachments, part, tuple(example.shape[1:]), None, example.device)
+        )
         for part in ("held_out", "train")
         if f"{part}.x" in attachments
     }
