@@ -81,7 +81,8 @@ def test_from_weights_to_a_report(kind, monkeypatch):
         assert all(float(row["lower_1"]) < float(row["prediction_1"]) < float(row["upper_1"]) for row in rows)
     assert np.mean([row["ood"] == "true" for row in rows]) > 0.5
     run("predict", "m.dap", "new.npz", "--model", "nets_of_targets:two", "-o", "out.npz")
-    arrays = np.load("out.npz")
+    with np.load("out.npz") as file:
+        arrays = dict(file)
     assert arrays["prediction"].shape == (30, 2)
     explained = run("explain", "m.dap", "new.npz", "--row", "1", "--model", "nets_of_targets:two")
     assert ("sunny" if name == "multi-label" else "95 % interval") in explained

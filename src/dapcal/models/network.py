@@ -229,6 +229,8 @@ def parts_of(stored: Stored, calibrated: Calibrated) -> dict[str, Any]:
     about, attachments, example = stored.about, stored.attachments, calibrated.example
     (factory,), classes = checked_texts([about["factory"]]), checked_texts(about["classes"])
     one, likelihood = calibrated.posterior.outputs(example)[0], calibrated.posterior.likelihood
+    if classes and len(classes) != calibrated(example).mean.shape[-1]:
+        raise ValueError(f"it names {len(classes)} classes, not those that it predicts")
     sets = {
         part: check_targets(
             likelihood, one, checked_pairs(attachments, part, tuple(example.shape[1:]), None, example.device)
