@@ -194,8 +194,17 @@ def test_bad_parameters_are_refused_by_fit(flowers):
         DistanceAwareClassifier(posterior="magic").fit(*flowers)
 
 
+class Absent:
+    """Has imports of a package fail as where it is not installed; None in its place would trip scikit-learn 1.6."""
+
+    def find_spec(self, name, *_):
+        if name == "pandas":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
 def test_missing_extras_are_named(regressor, line, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     with pytest.raises(ImportError, match="predict_frame needs pandas; install it with: pip install pandas"):
         regressor.predict_frame(line[0])
     for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
