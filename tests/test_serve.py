@@ -694,7 +694,10 @@ def test_the_page_names_the_columns_and_loads_nothing():
         (lambda: Field("x", "number", shape=(2,)), "none for others"),
         (lambda: Field("x", "number", bounds=(2, 1)), "`bounds` in order"),
         (lambda: Field("x", "category", bounds=(1, 2)), "for a number"),
-        (lambda: Served("m", "ranking", FIELDS, (), record), "one of classification, multi-label, regression"),
+        (
+            lambda: Served("m", "ranking", FIELDS, (), record),
+            "one of classification, multi-label, per-place, regression",
+        ),
         (lambda: Served("m", "classification", FIELDS, (), record), "in classification alone"),
         (lambda: Served("m", "regression", FIELDS, ("a",), record), "in classification alone"),
         (lambda: Served("m", "regression", (), (), record), "at least one field"),
