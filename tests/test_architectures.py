@@ -434,12 +434,18 @@ def test_frozen_parameters_stay_and_are_not_random(name, method):
         assert {n for n, p in posterior.network.named_parameters() if p.requires_grad} == learnt
 
 
-@pytest.mark.parametrize("method", [*METHODS, "last layer"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_network_that_is_frozen_altogether_is_refused(method):
     model = made(mlp).requires_grad_(False)
-    fit = METHODS.get(method, laplace.last_layer)
     with pytest.raises(ValueError, match="parameters that require a gradient, got none; unfreeze some"):
-        fit(model, Categorical(), data("mlp"))
+        METHODS[method](model, Categorical(), data("mlp"))
+
+
+def test_the_last_layer_of_a_frozen_network_is_that_of_the_network():
+    frozen, free = (
+        laplace.last_layer(made(mlp).requires_grad_(learning), Categorical(), data("mlp")) for learning in (False, True)
+    )
+    assert torch.equal(frozen.draws, free.draws)
 
 
 # Batch norm and other buffers.
