@@ -52,7 +52,8 @@ def test_numbers_are_standardised_as_scikit_learn_does(mixed):
     np.testing.assert_allclose([c.scale for c in encoder.columns], scaler.scale_, rtol=1e-12)
     encoded = encoder(mixed)
     assert encoded.x.dtype == torch.float32
-    np.testing.assert_allclose(encoded.x, scaler.transform(values), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(encoded.x[:, ::2], scaler.transform(values), rtol=1e-5, atol=1e-6)
+    assert not encoded.x[:, 1::2].any()  # nothing is missing
 
 
 def test_categories_are_one_hot_as_scikit_learn_does(mixed):
@@ -60,8 +61,8 @@ def test_categories_are_one_hot_as_scikit_learn_does(mixed):
     (colour,) = encoder.columns
     values = mixed["colour"].to_numpy()[:, None]
     reference = OneHotEncoder(categories=[list(colour.levels)], sparse_output=False).fit_transform(values)
-    np.testing.assert_array_equal(encoder(mixed).x[:, :-1], reference)
-    assert not encoder(mixed).x[:, -1].any()  # the column of unknown levels
+    np.testing.assert_array_equal(encoder(mixed).x[:, :-2], reference)
+    assert not encoder(mixed).x[:, -2:].any()  # the columns of missing and unknown levels
 
 
 def test_levels_are_ordered_by_frequency_then_name():
@@ -70,7 +71,7 @@ def test_levels_are_ordered_by_frequency_then_name():
 
 def test_two_levels_are_as_far_apart_as_two_numbers_in_the_root_mean_square(mixed):
     x = fitted(COLOURS)(pa.table({"a": ["red", "blue"]})).x
-    area = fit_encoder(mixed, "price", drop=["colour", "sold", "rooms"])(mixed).x
+    area = fit_encoder(mixed, "price", drop=["colour", "sold", "rooms"])(mixed).x[:, :1]
     differences = (area - area.T)[~torch.eye(len(area), dtype=torch.bool)]
     assert float((x[0] - x[1]).norm()) == pytest.approx(math.sqrt(2))
     assert float(differences.square().mean().sqrt()) == pytest.approx(math.sqrt(2), rel=0.01)
@@ -79,7 +80,7 @@ def test_two_levels_are_as_far_apart_as_two_numbers_in_the_root_mean_square(mixe
 def test_an_unknown_level_is_far_from_all_others_and_counted():
     encoder = fitted(COLOURS)
     encoded = encode(encoder, ["violet", "red", "violet", None])
-    assert encoded.unknown == {"a": 2}
+    assert encoded.unknown == {"a": {"violet": 2}}
     known = encode(encoder, ["red", "blue", "green"]).x
     distances = torch.cdist(encoded.x[:1], known)
     torch.testing.assert_close(distances, torch.full((1, 3), math.sqrt(1 + UNKNOWN**2)))
@@ -95,7 +96,7 @@ def test_rare_levels_count_as_one_and_are_known():
     assert (category.levels, category.rare) == (tuple(names[:MAX_LEVELS]), tuple(names[MAX_LEVELS:]))
     assert f"`a` has {MAX_LEVELS + 10} levels" in encoder.notes[0]
     encoded = encode(encoder, [names[0], names[-1], names[-2], "new"])
-    assert encoded.unknown == {"a": 1}
+    assert encoded.unknown == {"a": {"new": 1}}
     torch.testing.assert_close(encoded.x[1], encoded.x[2])
     assert [row["a"] for row in encoder.decode(encoded.x)] == [names[0], "other", "other", "unknown"]
 
@@ -109,23 +110,35 @@ def test_missing_numbers_count_as_the_mean_and_are_marked():
     assert [row["a"] for row in encoder.decode(encoded.x)] == ["missing", "2", "4"]
 
 
-def test_missing_categories_are_a_level_if_training_had_them():
+def test_missing_categories_are_a_level():
     encoder = fitted(["red", None, "red", "NA"])
     assert encoder.columns == (Category("a", ("red",), (), missing=True),)
     encoded = encode(encoder, ["", "red", "blue"])
     torch.testing.assert_close(encoded.x, torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, UNKNOWN]]))
-    assert (encoded.imputed, encoded.unknown) == ({}, {"a": 1})
+    assert (encoded.imputed, encoded.unknown) == ({}, {"a": {"blue": 1}})
     assert [row["a"] for row in encoder.decode(encoded.x)] == ["missing", "red", "unknown"]
 
 
-def test_values_missing_for_the_first_time_are_imputed_and_counted():
+def test_values_missing_for_the_first_time_are_marked_and_counted():
     number, category = fitted([1.0, 3.0]), fitted(COLOURS)
     encoded = encode(number, pa.array([None, float("nan"), 3.0]))
     assert encoded.imputed == {"a": 2}
-    assert encoded.x.tolist() == [[0.0], [0.0], [1.0]]
+    assert encoded.x.tolist() == [[0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
+    assert number.missing(encoded.x) == [["a"], ["a"], []]
     encoded = encode(category, pa.array([None, "blue"]))
     assert encoded.imputed == {"a": 1}
-    assert [row["a"] for row in category.decode(encoded.x)] == ["red", "blue"]  # the most frequent one
+    assert [row["a"] for row in category.decode(encoded.x)] == ["missing", "blue"]
+    assert category.missing(encoded.x) == [["a"], []]
+
+
+def test_columns_of_earlier_versions_fill_in_values_missing_for_the_first_time():
+    described = {"target": "t", "dropped": [], "notes": []}
+    number = {"kind": "number", "name": "a", "center": (2.0).hex(), "scale": (1.0).hex(), "missing": False}
+    colour = {"kind": "category", "name": "b", "levels": ["red", "blue"], "rare": [], "missing": False}
+    encoder = encoder_from_json(described | {"columns": [number, colour]})
+    x = encoder(pa.table({"a": pa.array([None, 3.0]), "b": ["blue", None]})).x
+    assert x.tolist() == [[0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+    assert encoder.missing(x) == [[], []]  # nothing is left to tell it by
 
 
 @pytest.mark.parametrize("value", [0.0, 7.0, -1e100, 0.1])
@@ -133,7 +146,7 @@ def test_a_constant_number_gets_scale_one(value):
     encoder = fitted([value] * 7)
     assert encoder.columns[0].scale == 1
     if abs(value) < 10:
-        assert float(encode(encoder, [value + 2]).x) == pytest.approx(2)
+        assert float(encode(encoder, [value + 2]).x[0, 0]) == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +173,7 @@ def test_every_type_of_number_is_a_number(kind):
 
 def test_texts_are_read_as_numbers_where_the_model_expects_them():
     encoder = fitted([1.0, 3.0])
-    assert encode(encoder, [" 3 ", "NA"]).x.tolist() == [[1.0], [0.0]]
+    assert encode(encoder, [" 3 ", "NA"]).x.tolist() == [[1.0, 0.0], [0.0, 1.0]]
     with pytest.raises(ValueError, match="Row 12: column `a` holds 'two', which is not a number; correct it"):
         encoder(pa.table({"a": ["1", "two"]}), first_row=11)
 
@@ -278,7 +291,7 @@ def test_a_value_beyond_reason_is_refused_by_its_row(value):
     encoder = fitted([1.0, 3.0])
     with pytest.raises(ValueError, match=r"Row 9: column `a` holds .*, over a million standard deviations"):
         encoder(pa.table({"a": [0.0, value]}), first_row=8)
-    assert float(encode(encoder, [2 + LIMIT]).x) == pytest.approx(LIMIT)
+    assert float(encode(encoder, [2 + LIMIT]).x[0, 0]) == pytest.approx(LIMIT)
 
 
 def test_parts_and_wholes_agree(mixed):
@@ -292,9 +305,9 @@ def test_parts_and_wholes_agree(mixed):
 
 def test_names_and_kinds(mixed):
     encoder = fit_encoder(mixed, "price")
-    assert encoder.names == ("area", *["colour"] * 4, "rooms", *["sold"] * 3)
+    assert encoder.names == ("area", "area", *["colour"] * 5, "rooms", "rooms", *["sold"] * 4)
     assert encoder.expected == {"area": "number", "colour": "category", "rooms": "number", "sold": "category"}
-    with pytest.raises(ValueError, match=r"Expected encoded rows of shape \(N, 9\), got \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"Expected encoded rows of shape \(N, 13\), got \(2, 8\)"):
         encoder.decode(torch.zeros(2, 8))
 
 

@@ -37,7 +37,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics", "dapcal.label_metrics")},
     {"calibration": ("dapcal.calibration",)},
     {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
-    {"calibrate": ("dapcal.calibrate", "dapcal.artifact", "dapcal.reading")},
+    {"calibrate": ("dapcal.calibrate", "dapcal.artifact", "dapcal.reading", "dapcal.beside")},
     {
         "adapters": ("dapcal.adapters",),
         "detectors": ("dapcal.detectors",),

@@ -12,6 +12,10 @@ DOUBT = "doubt"
 """Name of the piece that is not a distance: predictive entropy, in regression the log epistemic variance."""
 
 
+COLUMNS = "columns"
+"""Name of the piece that looks at a table column by column."""
+
+
 class Piece(NamedTuple):
     """One piece of evidence at N inputs."""
 
@@ -40,4 +44,6 @@ def in_words(piece: str, is_classification: bool) -> str:
     """
     if piece == DOUBT:
         return "ambiguous" if is_classification else "uncertain (the draws disagree)"
+    if piece == COLUMNS:
+        return "unusual columns"
     return f"far from the training data ({piece})"

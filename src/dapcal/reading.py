@@ -23,7 +23,18 @@ from dapcal.adjust import inflate, matched, revert, reweight, transport, unchang
 from dapcal.adjust.reweight import PriorMonteCarlo
 from dapcal.calibrate import Calibrated
 from dapcal.calibration import ood_score, scales, search, summary
-from dapcal.distances import class_gaussian, metrics, neighbors, projectors, radius, raw_in, spaces
+from dapcal.distances import (
+    class_gaussian,
+    column_checks,
+    column_statistics,
+    metrics,
+    neighbors,
+    projectors,
+    radius,
+    raw_in,
+    spaces,
+    tails,
+)  # fmt: skip
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
 from dapcal.networks import frozen_copy, plain, reading, with_head_last
 from dapcal.posteriors import dropout, linear, network, predictions
@@ -36,7 +47,8 @@ ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, inputs, prior,
     likelihoods,
     inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, projectors,
-    radius, ood_score, scales, search, summary, diagonal, full, kronecker, low_rank,
+    column_checks, column_statistics, tails, radius, ood_score,
+    scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""
 

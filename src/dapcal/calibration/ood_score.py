@@ -4,10 +4,15 @@ The score is the sum of the standardised pieces: of the combinations tried on he
 (benchmarks/evidence_combination.py) it has the best mean, and where another does better in its worst case, nothing
 finds those outliers. It becomes a p-value once, on the
 half of the held-out inputs that judges, so that its validity needs nothing of how the pieces depend on each other.
+
+Evidence that finds what the others are blind to, such as one wrong cell among eighty, does not join the sum, whose
+noise would drown it. It stands beside it: with z of the sum and of each such piece in the same unit (0 the median, 1
+the 95 % quantile, so that p is about 10^−z/2), the score is log10 Σ 10^z, the harmonic mean of p-values.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +38,9 @@ class Evidence:
         scale: its 95 % quantile minus the median, floored, (M,).
         held_out: scores of further held-out inputs, ascending, (n,).
         held_out_pieces: their standardised pieces, each ascending, (M, n); None in files of earlier versions.
+        beside: how many of the last pieces stand beside the sum of the others.
+        sum_center: median of that sum, where pieces stand beside it.
+        sum_scale: its 95 % quantile minus the median.
     """
 
     stores = Stores()
@@ -42,14 +50,25 @@ class Evidence:
     scale: Tensor
     held_out: Tensor
     held_out_pieces: Tensor | None = None
+    beside: int = 0
+    sum_center: float = 0.0
+    sum_scale: float = 1.0
 
     def standardised(self, pieces: Tensor) -> Tensor:
         """Pieces (M, N) in units of what they vary by in distribution."""
         return (pieces.to(self.center) - self.center[:, None]) / self.scale[:, None]
 
     def score(self, pieces: Tensor) -> Tensor:
-        """Sum of standardised pieces (M, N) -> (N,); higher = further out."""
-        return self.standardised(pieces).sum(0)
+        """Sum of standardised pieces (M, N), and what stands beside it -> (N,); higher = further out."""
+        return self.combined(self.standardised(pieces))
+
+    def combined(self, standardised: Tensor) -> Tensor:
+        """The same of pieces (M, N) that are standardised already."""
+        if not self.beside:
+            return standardised.sum(0)
+        total = (standardised[: -self.beside].sum(0, keepdim=True) - self.sum_center) / self.sum_scale
+        ten = math.log(10)
+        return torch.cat([total, standardised[-self.beside :]]).mul(ten).logsumexp(0) / ten
 
     def p_value(self, score: Tensor) -> Tensor:
         """(1 + #{held-out >= score})/(n + 1): under exchangeability P(p <= a) <= a."""
@@ -96,6 +115,49 @@ def fit_evidence(further: tuple[FittedSpace, ...], scaling: Tensor, conformal: T
         held_out=evidence.score(conformal).sort().values,
         held_out_pieces=evidence.standardised(conformal).sort(1).values,
     )
+
+
+def with_beside(
+    evidence: Evidence,
+    spaces: tuple[FittedSpace, ...],
+    scaling: tuple[Tensor, Tensor],
+    conformal: tuple[Tensor, Tensor],
+) -> Evidence:
+    """The same evidence with further pieces that stand beside its sum.
+
+    Args:
+        evidence: of which nothing stands beside the sum.
+        spaces: that measure the new pieces.
+        scaling: pieces (M, n) of the half that chooses, standardised by `evidence`, and the new ones, (L, n), as they
+            are measured.
+        conformal: the same of the half that judges.
+    """
+    if evidence.beside:
+        raise ValueError("Expected evidence with nothing beside its sum; give all spaces at once")
+    center, scale = _center_and_scale(scaling[1].to(evidence.center))
+    sum_center, sum_scale = _center_and_scale(evidence.combined(scaling[0])[None])
+    fitted = replace(
+        evidence,
+        further=(*evidence.further, *spaces),
+        center=torch.cat([evidence.center, center]),
+        scale=torch.cat([evidence.scale, scale]),
+        beside=len(spaces),
+        sum_center=float(sum_center),
+        sum_scale=float(sum_scale),
+    )
+    new = (conformal[1].to(center) - center[:, None]) / scale[:, None]
+    pieces = torch.cat([conformal[0].to(new), new])
+    return replace(
+        fitted, held_out=fitted.combined(pieces).sort().values, held_out_pieces=pieces.sort(1).values.contiguous()
+    )
+
+
+def _center_and_scale(pieces: Tensor) -> tuple[Tensor, Tensor]:
+    """Median, and 95 % quantile minus the median, floored, of pieces (M, n)."""
+    center = pieces.median(1).values
+    spread = torch.quantile(pieces, 0.95, dim=1) - center
+    # a piece that hardly varies in distribution must not swamp the others: 1 % of a distance
+    return center, torch.maximum(spread, (0.01 * center.abs()).clamp_min(1e-12))
 
 
 def _p_value(held_out: Tensor, values: Tensor) -> Tensor:

@@ -6,32 +6,39 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dapcal.tables.columns import Category, listed
+from dapcal.tables.columns import Category, listed, nearest
 from dapcal.tables.encoder import Encoder
-from dapcal.tables.values import MISSING
+from dapcal.tables.values import MISSING, short
 
 _LONGEST = 60  # characters of a name that a client made up
+_BLANK = {
+    True: "it counts as a category of its own",
+    False: "there the most frequent category stands for it",  # files of earlier versions
+}
+_SHOWN = 3  # levels that training never saw
 
 
 def notes(
-    encoder: Encoder, unknown: Mapping[str, int], imputed: Mapping[str, int], ignored: Iterable[str]
+    encoder: Encoder, unknown: Mapping[str, Counter[str]], imputed: Mapping[str, int], ignored: Iterable[str]
 ) -> list[str]:
     """A sentence each for columns with values that training never saw or never lacked, and one for unknown columns.
 
     Args:
         encoder: the columns.
-        unknown: column: rows with a level that training never saw.
+        unknown: column: levels that training never saw, and their rows.
         imputed: column: rows without a value, where training had none such.
         ignored: columns that the model does not know.
     """
+    levels = {c.name: (*c.levels, *c.rare) for c in encoder.columns if isinstance(c, Category)}
+    marked = {column.name: column.marked for column in encoder.columns}
     told = [
-        f"column `{name}`: {_rows(count)} with a category that training never saw, further from every training "
-        "row for it"
-        for name, count in unknown.items()
+        f"column `{name}`: {_rows(found.total())} with a category that training never saw "
+        f"({_spellings(found, levels[name])}), further from every training row for it"
+        for name, found in unknown.items()
     ]
     for name, count in imputed.items():
-        filled = "the mean" if encoder.expected[name] == "number" else "the most frequent category"
-        told.append(f"column `{name}`: {_rows(count)} without a value, none in training; there {filled} stands for it")
+        filled = "there the mean stands for it" if encoder.expected[name] == "number" else _BLANK[marked[name]]
+        told.append(f"column `{name}`: {_rows(count)} without a value, none in training; {filled}")
     return told + ignored_note(ignored)
 
 
@@ -48,7 +55,8 @@ class RowNotes:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """Notes on rows {field: value}, with whatever else they hold."""
         imputed = Counter(n for n in self.never_missing for row in rows if _value(row.get(n)) is None)
-        unknown = Counter(n for n, seen in self.seen.items() for row in rows if _value(row.get(n)) not in seen)
+        met = {n: Counter(v for v in (_value(row.get(n)) for row in rows) if v not in s) for n, s in self.seen.items()}
+        unknown = {name: found for name, found in met.items() if found}
         others = dict.fromkeys(name for row in rows for name in row if name not in self.known)
         found = notes(self.encoder, unknown, imputed, [name for name in others if name not in self.left_out])
         left_out = [name for name in others if name in self.left_out]
@@ -71,6 +79,15 @@ def _value(value: Any) -> Any:
     if text in MISSING:
         return None
     return text.lower() if text in ("True", "TRUE", "False", "FALSE") else text
+
+
+def _spellings(found: Counter[str], known: Sequence[str]) -> str:
+    """The most frequent of unknown levels, each with the known one that was probably meant."""
+    texts = []
+    for level, _ in found.most_common(_SHOWN):
+        near = nearest(level, known)
+        texts.append(short(level) + (f"; did you mean {short(near)}?" if near else ""))
+    return ", ".join(texts) + (", …" if len(found) > _SHOWN else "")
 
 
 def _rows(count: int) -> str:

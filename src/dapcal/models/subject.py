@@ -30,6 +30,7 @@ class Axis(NamedTuple):
     name: str
     center: float = 0.0
     scale: float = 1.0
+    place: int | None = None  # its input column; None: the first for the first axis, the second for the second
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,8 @@ class Subject:
         classes: their names, or those of the labels; empty in regression.
         unit: regression: of the target as people see it.
         features: flat inputs: for each input column the name of the table's column that it comes from.
-        axes: two-dimensional inputs: what the two are called and how they are shown.
+        axes: inputs that two numbers decide: what the two are called and how they are shown; other input columns,
+            such as marks of missing values, are 0 in training.
         new: further inputs to report on.
         new_name: what those are called.
         judges: rows of `held_out` that p-values are read from, on which nothing was chosen; by default those that

@@ -213,7 +213,10 @@ class TableModel:
         columns = self.encoder.columns
         if len(columns) != 2 or not all(isinstance(column, Number) and not column.missing for column in columns):
             return None
-        one, two = (Axis(c.name, c.center, c.scale) for c in columns if isinstance(c, Number))
+        places = (0, columns[0].width)
+        one, two = (
+            Axis(c.name, c.center, c.scale, p) for c, p in zip(columns, places, strict=True) if isinstance(c, Number)
+        )
         return one, two
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from dapcal.tables.columns import listed
 from dapcal.tables.encoder import Encoded, Encoder
 from dapcal.tables.files import columns_of, stream
 
+_MOST_LEVELS = 1000  # unknown ones that are told apart, in bounded memory
 _PEEK = 2**20  # bytes from which the number of rows is estimated
 
 
@@ -43,12 +44,15 @@ class _Met:
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
-        self.unknown: Counter[str] = Counter()
+        self.unknown: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.imputed: Counter[str] = Counter()
         self.ignored: tuple[str, ...] = ()
 
     def add(self, encoded: Encoded) -> None:
-        self.unknown.update(encoded.unknown)
+        for name, levels in encoded.unknown.items():
+            known = self.unknown[name]
+            for level, rows in levels.items():
+                known[level if level in known or len(known) < _MOST_LEVELS else "…"] += rows
         self.imputed.update(encoded.imputed)
         self.ignored = encoded.ignored
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from dapcal import recipes
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
+from dapcal.models.unusual import column_space
 from dapcal.progress import Stages
 from dapcal.recipes import Recipe
 from dapcal.tables.encoder import fit_encoder
@@ -46,7 +47,7 @@ def fit(
     recipe = recipe or Recipe()
     x, y = encoder(rows).x, goal.encode(rows[target], name=target)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
-    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress)
+    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, (column_space(encoder),))
     spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),

@@ -7,7 +7,7 @@ rows ──► train │ held-out ──► networks ──► posterior ──�
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.adjust import Unchanged
+from dapcal.beside import with_evidence
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.calibration.gap_choice import NONE, GapChoice, paired, steps, words
 from dapcal.calibration.inputs import Around
@@ -53,6 +54,7 @@ def fit(
     outputs: int,
     recipe: Recipe,
     progress: Stages | None = None,
+    evidence: Sequence[Space] = (),
 ) -> Fitted:
     """Hold out rows, train what the recipe names on the others, and calibrate it.
 
@@ -69,6 +71,7 @@ def fit(
         progress: told of the epochs of all networks while "training", and of those that refits need while "leaving out
             regions" (unless `fast`), of 0 and 1 of 1 while "calibrating", and with `refit` of epochs again while
             "training on all rows".
+        evidence: spaces whose measure stands beside the sum of the other evidence (`dapcal.beside`).
     """
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)
@@ -103,6 +106,7 @@ def fit(
         calibrated, choice = _by_gaps(posterior, given, *gaps, notes)
         notes.append(words(choice))
     calibrated = replace(calibrated, notes=(*calibrated.notes, *notes))
+    calibrated = with_evidence(calibrated, train, held_out, evidence)
     told("calibrating", 1, 1)
     if recipe.refit and recipe.posterior == "ensemble":
         with one_thread():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dapcal.calibrate import Calibrated
 from dapcal.data import gather
-from dapcal.distances import Distance, FittedSpace, NearestClass, nearest
+from dapcal.distances import Distance, FittedSpace, NearestNeighbor, nearest
 from dapcal.distances.projectors import project
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, cosine
@@ -48,7 +48,7 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
 
 
 def _measured_from(space: FittedSpace, x: Tensor) -> FittedSpace:
-    """The same space with distances from all rows: never longer, so that p-values grow at most; classes stay."""
-    if isinstance(space.metric, NearestClass):
+    """The same space with distances from all rows: never longer, so that p-values grow at most; other metrics stay."""
+    if not isinstance(space.metric, NearestNeighbor):
         return space
     return replace(space, metric=nearest(project(space.projector, x)))

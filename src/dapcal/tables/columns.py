@@ -1,12 +1,14 @@
 """Columns of a table as the inputs of a network, (N, P) float32, and back.
 
 A number is standardised: (value − mean)/sd of the training rows. Where it is missing it counts as the mean, and a 0/1
-column beside it says so if the training rows had missing values.
+column beside it says so.
 
 A category is one 0/1 column per level. Two different levels are then √2 apart, as two independent values of a
 standardised number are in the root mean square: no column outweighs the others in a distance. The `MAX_LEVELS` most
-frequent levels have columns of their own, the rarer ones share one, and missing values are a level if the training rows
-had any.
+frequent levels have columns of their own, the rarer ones share one, and missing values are a level.
+
+Missing values have their column even where no training row lacked one: a blank must not look like an ordinary value.
+The network has learnt nothing about such a column, so its members disagree there as their prior does.
 
 A level that the training rows never held has a column of its own, which is 0 at all training rows and `UNKNOWN` at such
 a value: it lies at √(1 + UNKNOWN²) ≈ 4.1 standard deviations from every level, so that the row counts as far from the
@@ -16,6 +18,7 @@ training data, as it should, while the network, which has learnt nothing about t
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -34,17 +37,26 @@ LIMIT = 1e6  # standard deviations; squares of squares of it still fit into floa
 
 @dataclass(frozen=True)
 class Number:
-    """(value − center)/scale, and a 0/1 column for missing values if training had any."""
+    """(value − center)/scale, and a 0/1 column for missing values.
+
+    Attributes:
+        name: of the column.
+        center: mean of the training rows.
+        scale: their standard deviation.
+        missing: whether training rows had missing values.
+        marked: whether there is a 0/1 column for them; in files of earlier versions only where `missing` holds.
+    """
 
     name: str
     center: float
     scale: float
     missing: bool
+    marked: bool = True
 
     @property
     def width(self) -> int:
         """Columns of the encoded matrix."""
-        return 1 + self.missing
+        return 1 + self.marked
 
     def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:
         """Fill `part` (N, width), which holds zeros."""
@@ -59,14 +71,13 @@ class Number:
             )
         missing = np.isnan(standardised)
         part[:, 0] = np.where(missing, 0.0, standardised)
-        if not self.missing:
-            return Counts(imputed=int(missing.sum()))
-        part[:, 1] = missing
-        return Counts()
+        if self.marked:
+            part[:, 1] = missing
+        return Counts(0 if self.missing else int(missing.sum()), Counter())
 
     def decode(self, part: np.ndarray) -> list[str]:
         """Readable values of encoded rows (N, width)."""
-        absent = part[:, 1] > 0.5 if self.missing else np.zeros(len(part), bool)
+        absent = part[:, 1] > 0.5 if self.marked else np.zeros(len(part), bool)
         return [
             "missing" if none else readable(self.center + self.scale * value, self.scale * max(1.0, abs(value)))
             for value, none in zip(part[:, 0].tolist(), absent.tolist(), strict=True)
@@ -79,17 +90,18 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A 0/1 column per level, one for rare levels and one for missing values if training had any, one for unknown."""
+    """A 0/1 column per level, one for rare levels if there are any, one for missing values, one for unknown."""
 
     name: str
     levels: tuple[str, ...]  # most frequent first
     rare: tuple[str, ...]  # seen in training, and encoded as one
-    missing: bool
+    missing: bool  # whether training rows had missing values
+    marked: bool = True  # as in `Number`
 
     @property
     def width(self) -> int:
         """Columns of the encoded matrix."""
-        return len(self.levels) + bool(self.rare) + self.missing + 1
+        return len(self.levels) + bool(self.rare) + self.marked + 1
 
     def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:  # noqa: ARG002
         """Fill `part` (N, width), which holds zeros."""
@@ -99,14 +111,15 @@ class Category:
         position = pc.fill_null(found, -1).to_numpy().astype(np.int64)  # (N,)
         unknown = (position < 0) & ~missing
         position = np.minimum(position, len(self.levels))  # rare levels share the column after the others
-        position[missing] = self.width - 2 if self.missing else 0  # otherwise imputed with the most frequent level
+        position[missing] = self.width - 2 if self.marked else 0  # otherwise imputed with the most frequent level
         position[unknown] = self.width - 1
         part[np.arange(len(part)), position] = np.where(unknown, UNKNOWN, 1.0)
-        return Counts(imputed=0 if self.missing else int(missing.sum()), unknown=int(unknown.sum()))
+        levels = text.filter(pa.array(unknown)).to_pylist() if unknown.any() else ()
+        return Counts(0 if self.missing else int(missing.sum()), Counter(levels))
 
     def decode(self, part: np.ndarray) -> list[str]:
         """The level with the largest entry, for encoded rows (N, width)."""
-        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.missing, "unknown"]
+        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.marked, "unknown"]
         return [shown[position] for position in part.argmax(1)]
 
     def as_json(self) -> dict[str, Any]:
@@ -117,8 +130,8 @@ class Category:
 class Counts(NamedTuple):
     """Rows of one column that had to be made up for."""
 
-    imputed: int = 0
-    unknown: int = 0
+    imputed: int  # rows without a value, where training had none such
+    unknown: Counter[str]  # levels that training never saw, and their rows
 
 
 def find(table: pa.Table, name: str) -> str:

@@ -52,16 +52,19 @@ def _column(description: Any) -> Number | Category:
     kind = description.get("kind")
     _expect(kind in ("number", "category"), f"a column is of kind {kind!r}")
     fields = {"center", "scale"} if kind == "number" else {"levels", "rare"}
-    _expect(set(description) == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
+    found = set(description) - {"marked"}  # which files of earlier versions do not have
+    _expect(found == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
     name, missing = description["name"], description["missing"]
+    marked = description.get("marked", missing)
     _expect(isinstance(name, str) and isinstance(missing, bool), "a column has no name")
+    _expect(isinstance(marked, bool) and marked >= missing, f"column `{name}` has no place for missing values")
     if kind == "number":
         center, scale = (_finite(description[field], name) for field in ("center", "scale"))
         _expect(scale > 0, f"column `{name}` has scale {scale}")
-        return Number(name, center, scale, missing)
+        return Number(name, center, scale, missing, marked)
     levels, rare = _strings(description["levels"], name), _strings(description["rare"], name)
     _expect(len({*levels, *rare}) == len(levels) + len(rare) > 0, f"column `{name}` has a level twice, or none")
-    return Category(name, levels, rare, missing)
+    return Category(name, levels, rare, missing, marked)
 
 
 def _finite(value: Any, name: str) -> float:

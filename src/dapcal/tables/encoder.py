@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class Encoded(NamedTuple):
     """Rows as a network takes them, and what had to be made up for."""
 
     x: Tensor  # (N, P) float32, finite
-    unknown: dict[str, int]  # column: rows with a level that training never saw
+    unknown: dict[str, Counter[str]]  # column: levels that training never saw, and their rows
     imputed: dict[str, int]  # column: rows without a value, where training had none such
     ignored: tuple[str, ...]  # columns that the model does not know
 
@@ -106,10 +107,20 @@ class Encoder:
         """Kinds of the columns, for `dapcal.tables.files.stream`."""
         return {column.name: "number" if isinstance(column, Number) else "category" for column in self.columns}
 
+    def missing(self, x: Tensor) -> list[list[str]]:
+        """The columns without a value, of every encoded row (N, P)."""
+        self._check_width(x)
+        found: list[list[str]] = [[] for _ in range(len(x))]
+        for column, part in self._parts(x.detach().cpu().numpy()):
+            if column.marked:
+                place = 1 if isinstance(column, Number) else column.width - 2
+                for row in np.flatnonzero(part[:, place] > 0.5):
+                    found[row].append(column.name)
+        return found
+
     def decode(self, x: Tensor) -> list[dict[str, str]]:
         """Readable values of encoded rows (N, P)."""
-        if x.ndim != 2 or x.shape[1] != self.width:
-            raise ValueError(f"Expected encoded rows of shape (N, {self.width}), got {tuple(x.shape)}")
+        self._check_width(x)
         matrix = x.detach().cpu().double().numpy()
         shown = {column.name: column.decode(part) for column, part in self._parts(matrix)}
         return [dict(zip(shown, row, strict=True)) for row in zip(*shown.values(), strict=True)]
@@ -122,6 +133,10 @@ class Encoder:
             "notes": list(self.notes),
             "columns": [column.as_json() for column in self.columns],
         }
+
+    def _check_width(self, x: Tensor) -> None:
+        if x.ndim != 2 or x.shape[1] != self.width:
+            raise ValueError(f"Expected encoded rows of shape (N, {self.width}), got {tuple(x.shape)}")
 
     def _check_columns(self, table: pa.Table) -> None:
         """A table that lacks several columns is another table: one message names them."""

@@ -49,15 +49,18 @@ class Map(NamedTuple):
 def measure(examples: Examples) -> Map | None:
     """The map, where inputs are two numbers."""
     subject, train = examples.subject, examples.subject.train.x
-    if train.ndim != 2 or train.shape[1] != 2 or not train.is_floating_point():
+    places = _places(subject)
+    if places is None:
         return None
     calibrated = subject.calibrated
+    width, train = train.shape[1], train[:, places]
     margin = _MARGIN * (train.amax(0) - train.amin(0))
     low, high = train.amin(0) - margin, train.amax(0) + margin
     across, down = (
         torch.linspace(float(a), float(b), _CELLS, dtype=train.dtype) for a, b in zip(low, high, strict=True)
     )
-    grid = torch.stack([across.repeat(_CELLS), down.flip(0).repeat_interleave(_CELLS)], 1).to(train.device)
+    grid = train.new_zeros(_CELLS**2, width)
+    grid[:, places] = torch.stack([across.repeat(_CELLS), down.flip(0).repeat_interleave(_CELLS)], 1).to(train.device)
     scale = 1.0 if subject.is_classification else abs(subject.unit.scale)
     times = torch.logspace(-_DECADES, _DECADES, _STEPS, dtype=torch.float64)
     phis = calibrated.scale.inverse(times * calibrated.factor)
@@ -79,6 +82,16 @@ def measure(examples: Examples) -> Map | None:
         is_second=(subject.train.y[rows].reshape(len(rows), -1)[:, 0] == 1).cpu() & _has_two(subject),
         range=_range(values, 2 if subject.has_labels else len(subject.classes)),
     )
+
+
+def _places(subject: Subject) -> list[int] | None:
+    """The two input columns that decide, where there are two."""
+    train = subject.train.x
+    if train.ndim != 2 or not train.is_floating_point():
+        return None
+    if subject.axes is not None and all(axis.place is not None for axis in subject.axes):
+        return [axis.place for axis in subject.axes if axis.place is not None]
+    return [0, 1] if train.shape[1] == 2 else None
 
 
 def section(examples: Examples, found: Map | None) -> str:

@@ -1,0 +1,172 @@
+"""Evidence column by column: one value that no training row would have, however many ordinary ones stand beside it.
+
+A distance over many columns drowns one wrong unit among eighty. So every column of a table is checked by itself, each
+check becomes a surprise s = −log p by its tail among training rows (`dapcal.distances.tails`), and a row counts by
+
+    log Σ_checks exp(s) = log Σ 1/p,
+
+the combination of p-values by their harmonic mean (Wilson 2019): nearly the most surprising check, and more where
+several agree. It is a score and not yet a p-value: it becomes one on held-out rows that judge, as all evidence does.
+
+The checks of a number: above and below what training rows hold; with more decimals; rare, or never seen, where values
+repeat; unlike what the other columns let expect. Of a category: rare, or never seen. Of all columns together: which are
+missing. What is usual for a training row is asked of the others, without that row itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dapcal.distances.column_statistics import Likeness, Part, Seen, decimals, fit_likeness, fit_seen
+from dapcal.distances.tails import Tails, fit_tails
+from dapcal.storing import Stores
+
+ABOVE, BELOW, FINE, RARE, MISSING, UNLIKE = "above", "below", "fine", "rare", "missing", "unlike"
+"""Kinds of checks: FINE has more decimals, RARE is rare or new, UNLIKE does not fit the other columns."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Recipe of `ColumnChecks`: a metric that is fitted to training points (T, P)."""
+
+    parts: tuple[Part, ...]
+
+    def fit_metric(self, points: Tensor, y: Tensor | None) -> ColumnChecks:  # noqa: ARG002
+        """Learn what is usual; targets are not looked at."""
+        return fit_checks(points, self.parts)
+
+
+class Finding(NamedTuple):
+    """The most surprising check of one column at one row."""
+
+    column: int
+    kind: str
+    surprise: float  # −log p
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnChecks:
+    """Surprise of rows, log Σ 1/p over the checks of all columns (a `Metric`; not zero at training rows).
+
+    Attributes:
+        parts: the table's columns.
+        seen: how often training rows had a value.
+        likeness: what numbers are expected to be, given the other columns.
+        edges: tails of the checks ABOVE and BELOW.
+        tails: of the others.
+    """
+
+    stores = Stores()
+
+    parts: tuple[Part, ...]
+    seen: Seen
+    likeness: Likeness
+    edges: Tails
+    tails: Tails
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """(N,)."""
+        return self.surprises(points).logsumexp(0).to(points.dtype)
+
+    def joint(self, points: Tensor) -> Tensor:
+        """Scalar: the most surprising row."""
+        return self(points).max()
+
+    def surprises(self, points: Tensor) -> Tensor:
+        """−log p of every check, (M, N) in float64, in the order of `checks`."""
+        edges = self.edges(_edges(points, self.parts))
+        unlike = self.likeness(self.likeness.compared(edges, points))
+        unlike[_absent(points, self.parts)] = -torch.inf
+        return torch.cat([edges, self.tails(torch.cat([_statistics(points, self.parts, self.seen), unlike]))])
+
+    @property
+    def checks(self) -> list[tuple[int | None, str]]:
+        """Column and kind of every check; MISSING is of all columns together."""
+        numbers = [place for place, part in enumerate(self.parts) if part.number is not None]
+        codes = [place for place, part in enumerate(self.parts) if part.number is None]
+        first = [(place, kind) for kind in (ABOVE, BELOW, FINE, RARE) for place in numbers]
+        return [*first, *((place, RARE) for place in codes), (None, MISSING), *((place, UNLIKE) for place in numbers)]
+
+    def enough(self, level: float = 0.05) -> float:
+        """Surprise that has at most this chance of any check of an ordinary row (Bonferroni)."""
+        return math.log(len(self.checks) / level)
+
+    def findings(self, points: Tensor, most: int = 3, level: float = 0.05) -> list[list[Finding]]:
+        """For every row the columns that are surprising by themselves, most surprising first.
+
+        A column is named whose surprise is `enough`, and one in any case.
+        Where it is the missing cells that surprise, the rarest of them are named.
+        """
+        surprises, checks, enough = self.surprises(points), self.checks, self.enough(level)
+        blank = self.seen.blank(points, self.parts)  # (columns, N)
+        found = []
+        for row, own in enumerate(surprises.T):
+            places = {int(own.argmax()), *(own >= enough).nonzero().flatten().tolist()}
+            named: list[Finding] = []
+            for place in places:
+                column, kind = checks[place]
+                if column is not None:
+                    named.append(Finding(column, MISSING if blank[column, row] > 0 else kind, float(own[place])))
+                else:
+                    cells = blank[:, row].nonzero().flatten().tolist()
+                    named += [Finding(cell, MISSING, float(blank[cell, row])) for cell in cells]
+            named.sort(key=lambda finding: -finding.surprise)
+            first = {finding.column: finding for finding in reversed(named)}
+            found.append([finding for finding in named if first[finding.column] is finding][:most])
+        return found
+
+
+def fit_checks(points: Tensor, parts: Sequence[Part]) -> ColumnChecks:
+    """Learn from training points (T, P) what is usual in every column."""
+    parts = tuple(parts)
+    seen = fit_seen(points, parts)
+    values = _edges(points, parts)
+    edges = fit_tails(values, torch.zeros(len(values), dtype=torch.bool))
+    surprises = edges(values)
+    likeness = fit_likeness(surprises, points, parts)
+    compared = likeness.compared(surprises, points)
+    unlike = points.new_zeros(len(values) // 2, len(points), dtype=torch.float64)
+    for half in (0, 1):  # no row is compared with what was learnt from it
+        own = torch.arange(len(points), device=points.device) % 2 == half
+        unlike[:, own] = likeness.learnt(compared[:, ~own])(compared[:, own])
+    unlike[_absent(points, parts)] = -torch.inf
+    statistics = torch.cat([_statistics(points, parts, seen, itself=1), unlike])
+    checks = ColumnChecks(parts, seen, likeness, edges, edges)
+    in_nats = torch.tensor([kind in (RARE, MISSING) for _, kind in checks.checks[len(values) :]])
+    return ColumnChecks(parts, seen, likeness, edges, fit_tails(statistics, in_nats))
+
+
+def _edges(points: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Values of the numbers, and their negatives, (2 numbers, N); −inf where missing."""
+    numbers = [part.number for part in parts if part.number is not None]
+    values = points[:, numbers].T
+    absent = _absent(points, parts)
+    return torch.cat([v.masked_fill(absent, -torch.inf) for v in (values, -values)])
+
+
+def _absent(points: Tensor, parts: Sequence[Part]) -> Tensor:
+    """Which numbers are missing, (numbers, N)."""
+    absent = [
+        points[:, part.missing] > 0 if part.missing is not None else torch.zeros_like(points[:, 0], dtype=torch.bool)
+        for part in parts
+        if part.number is not None
+    ]
+    return torch.stack(absent) if absent else torch.zeros(0, len(points), dtype=torch.bool, device=points.device)
+
+
+def _statistics(points: Tensor, parts: Sequence[Part], seen: Seen, itself: int = 0) -> Tensor:
+    """What the tails of FINE, RARE and MISSING look at, (·, N); `itself`: rows of training that are the row itself."""
+    absent = _absent(points, parts)
+    numbers = [part for part in parts if part.number is not None]
+    fine = [decimals(points[:, part.number], part.center, part.scale) for part in numbers]
+    values = seen.values(points, numbers, itself)
+    of_numbers = torch.stack([*fine, *values]).masked_fill(absent.repeat(2, 1), -torch.inf) if numbers else values
+    codes = seen.codes(points, [part for part in parts if part.number is None], itself)
+    blank = seen.blank(points, parts, itself).sum(0, keepdim=True)
+    return torch.cat([of_numbers, codes, blank])

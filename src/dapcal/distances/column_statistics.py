@@ -1,0 +1,192 @@
+"""What is read off the columns of a table, row by row: decimals, how often a value was seen, what others let expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dapcal.storing import Stores
+
+_MOST_VALUES = 1000  # distinct training values of a number up to which they are known one by one
+_MOST_OTHERS = 512  # input columns that a number is compared with
+_COMMON = 0.01  # share of training rows that must have a code, and lack it, for it to be compared with
+_DECIMALS = range(6, -4, -1)
+_ROUNDING = 4e-7  # of a standardised float32
+_MANY = 9.0  # decimals where there are more than float32 can tell
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where the inputs of one column of a table stand.
+
+    Attributes:
+        number: input column of a standardised number; None for a category.
+        codes: input columns of a category's levels, those for missing and unknown ones among them.
+        missing: input column that marks missing values, where there is one.
+        center: value = center + scale · input.
+        scale: of a number.
+    """
+
+    stores = Stores()
+
+    number: int | None = None
+    codes: tuple[int, ...] = ()
+    missing: int | None = None
+    center: float = 0.0
+    scale: float = 1.0
+
+
+def decimals(x: Tensor, center: float, scale: float) -> Tensor:
+    """Decimals of center + scale · x, (N,): 2 of 0.25, 0 of 3, −1 of 40; `_MANY` where float32 cannot tell.
+
+    >>> decimals(torch.tensor([0.25, 3.0, 40.0, 1 / 3]), 0.0, 1.0)
+    tensor([ 2.,  0., -1.,  9.], dtype=torch.float64)
+    """
+    value = center + scale * x.double()
+    doubt = _ROUNDING * scale * x.double().abs().clamp_min(1)
+    found = torch.full_like(value, _MANY)
+    for places in _DECIMALS:
+        steps = value * 10.0**places
+        exact = (steps - steps.round()).abs() <= doubt * 10.0**places
+        found = torch.where(exact & (20 * doubt * 10.0**places < 1), float(places), found)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """How often training rows had a value.
+
+    Attributes:
+        known: distinct training values of each number, ascending, (numbers, V), the largest number at the end; none of
+            numbers that hardly repeat.
+        count: training rows that have them, (numbers, V).
+        repeats: whether a number is known by its values, (numbers,).
+        codes_count: training rows whose input column is above 0, (P,).
+        rows: T.
+    """
+
+    stores = Stores()
+
+    known: Tensor
+    count: Tensor
+    repeats: Tensor
+    codes_count: Tensor
+    rows: int
+
+    def values(self, points: Tensor, numbers: Sequence[Part], itself: int = 0) -> Tensor:
+        """−log of the share of training rows with the same value, (numbers, N); −inf where values hardly repeat."""
+        if not numbers:
+            return points.new_zeros(0, len(points), dtype=torch.float64)
+        values = points[:, [part.number for part in numbers]].T.to(self.known).contiguous()
+        place = torch.searchsorted(self.known, values).clamp_max(self.known.shape[1] - 1)
+        same = self.known.gather(1, place) == values
+        count = torch.where(same, self.count.gather(1, place), 0)
+        return self._surprise(count - itself).masked_fill(~self.repeats[:, None], -torch.inf)
+
+    def codes(self, points: Tensor, categories: Sequence[Part], itself: int = 0) -> Tensor:
+        """−log of the share of training rows with the same level, (categories, N)."""
+        found = [torch.zeros(0, len(points), dtype=torch.float64, device=points.device)]
+        for part in categories:
+            places = torch.tensor(part.codes, device=points.device)
+            own = places[points[:, places].argmax(1)]
+            found.append(self._surprise(self.codes_count[own] - itself)[None])
+        return torch.cat(found)
+
+    def blank(self, points: Tensor, parts: Sequence[Part], itself: int = 0) -> Tensor:
+        """−log of the share of training rows without a value where a row has none, else 0, (columns, N)."""
+        found = points.new_zeros(len(parts), len(points), dtype=torch.float64)
+        for place, part in enumerate(parts):
+            if part.missing is not None:
+                surprise = self._surprise(self.codes_count[part.missing] - itself)
+                found[place] = torch.where(points[:, part.missing] > 0, surprise, 0.0)
+        return found
+
+    def _surprise(self, count: Tensor) -> Tensor:
+        return -((count.double().clamp_min(0) + 0.5) / (self.rows + 1)).log()
+
+
+def fit_seen(points: Tensor, parts: Sequence[Part]) -> Seen:
+    """Count the values of training points (T, P)."""
+    found = []
+    for part in parts:
+        if part.number is not None:
+            own = points[:, part.number]
+            present = own if part.missing is None else own[points[:, part.missing] == 0]
+            found.append(present.unique(return_counts=True))
+    known = [len(values) <= _MOST_VALUES for values, _ in found]
+    width = max([len(values) for (values, _), is_known in zip(found, known, strict=True) if is_known], default=1)
+    table = points.new_full((len(found), max(width, 1)), torch.finfo(points.dtype).max)
+    count = torch.zeros_like(table, dtype=torch.long)
+    for row, ((values, times), is_known) in enumerate(zip(found, known, strict=True)):
+        if is_known:
+            table[row, : len(values)], count[row, : len(values)] = values, times
+    repeats = torch.tensor(known, dtype=torch.bool, device=points.device)
+    return Seen(table, count, repeats, (points > 0).sum(0), len(points))
+
+
+@dataclass(frozen=True, eq=False)
+class Likeness:
+    """What a number is expected to be, given all other columns: a Gaussian copula with a shrunk correlation.
+
+    A number enters as the logit of its rank, the difference of its surprises above and below, which skew and outliers
+    do not disturb; codes enter as they are. With the inverse Ω of the correlation, the residual of a number given the
+    others is (Ω z)_j/√Ω_jj: all regressions at once.
+
+    Attributes:
+        numbers: how many.
+        others: input columns of the codes that they are compared with.
+        center: mean of all of these, (D,).
+        scale: their standard deviation, (D,).
+        precision: Ω, (D, D).
+    """
+
+    stores = Stores()
+
+    numbers: int
+    others: Tensor
+    center: Tensor
+    scale: Tensor
+    precision: Tensor
+
+    def compared(self, edges: Tensor, points: Tensor) -> Tensor:
+        """What is compared, (D, N), from surprises above and below, (2 numbers, N), and points."""
+        above, below = edges.chunk(2) if self.numbers else (edges, edges)
+        return torch.cat([above - below, points[:, self.others].T.double()])
+
+    def __call__(self, compared: Tensor) -> Tensor:
+        """How far each number is from what the others let expect, (numbers, N), in deviations."""
+        standard = (compared - self.center[:, None]) / self.scale[:, None]
+        residual = (self.precision @ standard) / self.precision.diagonal().sqrt()[:, None]
+        return residual[: self.numbers].abs()
+
+    def learnt(self, compared: Tensor) -> Likeness:
+        """The same with center, scale and precision of other training rows, (D, T)."""
+        size, rows = compared.shape
+        if not rows:
+            return self
+        center = compared.mean(1)
+        scale = compared.std(1, correction=0)
+        scale = torch.where(scale > 1e-9, scale, 1.0)
+        standard = (compared - center[:, None]) / scale[:, None]
+        share = min(0.5, max(0.01, 0.1 * size / rows))  # towards independence: few rows tell little of many columns
+        correlation = (1 - share) * standard @ standard.T / rows
+        correlation.diagonal().fill_(1.0)
+        return replace(self, center=center, scale=scale, precision=torch.linalg.inv(correlation))
+
+
+def fit_likeness(edges: Tensor, points: Tensor, parts: Sequence[Part]) -> Likeness:
+    """Learn how columns go together; arguments as in `Likeness.compared`, of training rows."""
+    numbers = {part.number for part in parts if part.number is not None}
+    share = (points > 0).double().mean(0)
+    common = [
+        place
+        for place in (share - 0.5).abs().argsort().tolist()  # those that tell most first
+        if place not in numbers and _COMMON < share[place] < 1 - _COMMON
+    ]
+    others = torch.tensor(sorted(common[: max(0, _MOST_OTHERS - len(numbers))]), dtype=torch.long, device=points.device)
+    nothing = points.new_zeros(0, dtype=torch.float64)
+    plain = Likeness(len(numbers), others, nothing, nothing, nothing)
+    return plain.learnt(plain.compared(edges, points))

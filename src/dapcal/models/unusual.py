@@ -1,0 +1,74 @@
+"""The columns behind a flag, in words, and the space that a table's columns are checked in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from dapcal.calibrate import Calibrated
+from dapcal.distances import Space
+from dapcal.distances.column_checks import ABOVE, BELOW, FINE, MISSING, RARE, UNLIKE, ColumnChecks, Columns
+from dapcal.distances.column_statistics import Part
+from dapcal.distances.projectors import Identity
+from dapcal.evidence import COLUMNS
+from dapcal.tables.columns import Category, Number
+from dapcal.tables.encoder import Encoder
+
+_WORDS = {
+    ABOVE: "high",
+    BELOW: "low",
+    FINE: "more decimals than in training",
+    RARE: "rare or never seen",
+    MISSING: "missing",
+    UNLIKE: "unlike what the other columns let expect",
+}
+
+
+def column_space(encoder: Encoder) -> Space:
+    """Where the columns of encoded rows are checked one by one."""
+    return Space(Identity(), Columns(parts_of(encoder)), radius=None, name=COLUMNS)
+
+
+def parts_of(encoder: Encoder) -> tuple[Part, ...]:
+    """Where the inputs of every column stand."""
+    parts, start = [], 0
+    for column in encoder.columns:
+        parts.append(_part(column, start))
+        start += column.width
+    return tuple(parts)
+
+
+def checks_of(calibrated: Calibrated) -> ColumnChecks | None:
+    """The checks of columns; None in files of earlier versions."""
+    return next((s.metric for s in calibrated.evidence.further if isinstance(s.metric, ColumnChecks)), None)
+
+
+def unusual(
+    calibrated: Calibrated, names: Sequence[str], x: Tensor, most: int = 3, always: bool = False
+) -> list[dict[str, str]]:
+    """For every row the columns that are unusual by themselves, and what is unusual about them.
+
+    Args:
+        calibrated: what predicts.
+        names: of the table's columns.
+        x: encoded rows (N, P).
+        most: columns of a row.
+        always: the most unusual column of a row, if none is unusual by itself.
+    """
+    checks = checks_of(calibrated)
+    if checks is None or not len(x):
+        return [{} for _ in range(len(x))]
+    enough = 0.0 if always else checks.enough()
+    return [
+        {names[finding.column]: _WORDS[finding.kind] for finding in row if finding.surprise >= enough}
+        for row in checks.findings(Identity()(x), most)
+    ]
+
+
+def _part(column: Number | Category, start: int) -> Part:
+    if isinstance(column, Number):
+        mark = start + 1 if column.marked else None
+        return Part(number=start, missing=mark, center=column.center, scale=column.scale)
+    mark = start + column.width - 2 if column.marked else None
+    return Part(codes=tuple(range(start, start + column.width)), missing=mark)
