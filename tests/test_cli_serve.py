@@ -146,7 +146,7 @@ def test_the_bounds_of_a_number_are_taken_by_the_encoder(number: Number):
     for shift in range(200):
         moved = Number("x", number.center + shift / 7, number.scale + shift / 1e5, False)
         for edge in _field(moved).bounds:
-            moved.encode(pa.chunked_array([[edge]]), np.zeros((1, 1), np.float32), 1)
+            moved.encode(pa.chunked_array([[edge]]), np.zeros((1, moved.width), np.float32), 1)
 
 
 @pytest.mark.parametrize("value", ["Rome", " Oslo ", "paris", "", "NA", " ? ", "TRUE", "True", "true", None])

@@ -43,4 +43,4 @@ def test_a_table(name):
     model = load(FOLDER / f"{name}.dap")
     found = model.predict(pa.table(asked_rows())).table
     assert_alike(found.to_pydict(), expected(name))
-    assert found.column_names == [*expected(name), "reason"]
+    assert found.column_names == [*expected(name), "reason", "missing", "unusual"]

@@ -52,6 +52,8 @@ def record(row: dict) -> dict:
         "ood_p_value": 0.5,
         "ood": row["x"] > 10,
         "reason": "ambiguous" if row["x"] > 10 else "",
+        "missing": [],
+        "unusual": {"x": "high"} if row["x"] > 10 else {},
     }
 
 
@@ -147,6 +149,8 @@ def test_regression_has_an_interval():
     app = create_app(Served("toy", "regression", FIELDS, (), lambda rows: [answer for _ in rows]))
     assert post(app, "/predict", json={"x": 1}).json() == answer | {
         "reason": "",
+        "missing": [],
+        "unusual": {},
         "notes": [],
     }  # a model may leave it out
 
@@ -656,7 +660,9 @@ def test_the_schema_says_exactly_what_is_accepted_and_answered():
     assert {choice["type"] for choice in row["properties"]["kind"]["anyOf"]} == {"string", "null"}
     prediction = schema["components"]["schemas"]["Prediction"]
     assert prediction["properties"]["prediction"]["enum"] == ["yes", "no"]
-    assert sorted([*prediction["required"], "reason"]) == sorted(record({"x": 1}))  # a model may leave that out
+    assert sorted([*prediction["required"], "reason", "missing", "unusual"]) == sorted(
+        record({"x": 1})
+    )  # a model may leave these out
     assert "HTTPValidationError" not in schema["components"]["schemas"]
     for path in ("/predict", "/predict/batch"):
         responses = schema["paths"][path]["post"]["responses"]

@@ -13,6 +13,7 @@ from dapcal.calibration.ood_score import with_beside
 from dapcal.calibration.summary import leave_one_out
 from dapcal.data import Labelled
 from dapcal.distances import FittedSpace, Space, raw_in
+from dapcal.distances.projectors import Identity
 from dapcal.records import ALPHA
 
 
@@ -37,7 +38,9 @@ def with_evidence(calibrated: Calibrated, train: Labelled, held_out: Labelled, s
     )
     halves = [held_out.x[half.to(held_out.x.device)] for half in (calibrated.chooses, calibrated.judges)]
     scaling, conformal = (_pieces(calibrated, fitted, x) for x in halves)
-    evidence = with_beside(calibrated.evidence, fitted, scaling, conformal)
+    # nearest rows alone find a subgroup that training never saw where the model does not doubt and features are alike
+    alone = tuple(1 + i for i, s in enumerate(calibrated.distance.spaces) if isinstance(s.projector, Identity))
+    evidence = with_beside(calibrated.evidence, fitted, scaling, conformal, alone)
     measured = calibrated.measured
     if measured is not None:
         flagged = float((leave_one_out(evidence.held_out) <= ALPHA).double().mean())

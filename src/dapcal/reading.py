@@ -265,6 +265,9 @@ def _check_sizes(built: Any, posterior: Any) -> None:
         _expect(built.held_out_pieces is None or built.held_out_pieces.shape == (pieces, n), "scores")
         _expect(bool((built.scale > 0).all()), "scales")
     elif isinstance(built, Calibrated):
+        _expect(0 <= built.evidence.beside <= len(built.evidence.further), "pieces beside the sum")
+        _expect(all(0 <= place < len(built.evidence.center) for place in built.evidence.alone), "pieces of the sum")
+        _expect(built.evidence.sum_scale > 0, "scales")
         _expect(len(built.evidence.center) == 1 + len(built.distance.spaces) + len(built.evidence.further), "pieces")
         rows = [t for t in (built.chooses, built.judges) if t is not None]
         _expect(all(t.dtype == torch.int64 and t.ndim == 1 for t in rows), "halves")

@@ -39,6 +39,7 @@ class Evidence:
         held_out: scores of further held-out inputs, ascending, (n,).
         held_out_pieces: their standardised pieces, each ascending, (M, n); None in files of earlier versions.
         beside: how many of the last pieces stand beside the sum of the others.
+        alone: places of pieces that join the sum and stand beside it, too.
         sum_center: median of that sum, where pieces stand beside it.
         sum_scale: its 95 % quantile minus the median.
     """
@@ -51,6 +52,7 @@ class Evidence:
     held_out: Tensor
     held_out_pieces: Tensor | None = None
     beside: int = 0
+    alone: tuple[int, ...] = ()
     sum_center: float = 0.0
     sum_scale: float = 1.0
 
@@ -68,7 +70,8 @@ class Evidence:
             return standardised.sum(0)
         total = (standardised[: -self.beside].sum(0, keepdim=True) - self.sum_center) / self.sum_scale
         ten = math.log(10)
-        return torch.cat([total, standardised[-self.beside :]]).mul(ten).logsumexp(0) / ten
+        apart = standardised[[*self.alone, *range(len(standardised) - self.beside, len(standardised))]]
+        return torch.cat([total, apart]).mul(ten).logsumexp(0) / ten
 
     def p_value(self, score: Tensor) -> Tensor:
         """(1 + #{held-out >= score})/(n + 1): under exchangeability P(p <= a) <= a."""
@@ -122,6 +125,7 @@ def with_beside(
     spaces: tuple[FittedSpace, ...],
     scaling: tuple[Tensor, Tensor],
     conformal: tuple[Tensor, Tensor],
+    alone: tuple[int, ...] = (),
 ) -> Evidence:
     """The same evidence with further pieces that stand beside its sum.
 
@@ -131,6 +135,7 @@ def with_beside(
         scaling: pieces (M, n) of the half that chooses, standardised by `evidence`, and the new ones, (L, n), as they
             are measured.
         conformal: the same of the half that judges.
+        alone: places of pieces in the sum that also stand beside it.
     """
     if evidence.beside:
         raise ValueError("Expected evidence with nothing beside its sum; give all spaces at once")
@@ -142,6 +147,7 @@ def with_beside(
         center=torch.cat([evidence.center, center]),
         scale=torch.cat([evidence.scale, scale]),
         beside=len(spaces),
+        alone=alone,
         sum_center=float(sum_center),
         sum_scale=float(sum_scale),
     )

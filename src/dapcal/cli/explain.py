@@ -42,7 +42,11 @@ def explain(
         too_few(said, len(subject.calibrated.evidence.held_out), ALPHA)
         x = rows[row - 1 :]
         found = explained(subject.calibrated, subject.train.x, x, subject.features, neighbours)
-        said.result({"row": row, **_told(subject, found, x)}, _words(subject, found, x, row))
+        cells = {
+            "missing": subject.missing(x)[0] if subject.missing is not None else [],
+            "unusual": subject.unusual(x)[0] if subject.unusual is not None else {},
+        }
+        said.result({"row": row, **_told(subject, found, x), **cells}, _words(subject, found, x, row))
 
 
 _COLUMNS = 6  # that the table of neighbours shows
@@ -90,6 +94,7 @@ def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
         f"Before distances count: {_answer(subject, found.before)}",
         f"Out of distribution: {verdict} (p-value {found.p_value:.3g}){_reach(found)}",
         *_clues(found),
+        *_cells(subject, x),
         *([_far(found, subject.show(x)[0])] if x.is_floating_point() else []),  # token ids are not columns
         "",
         *_neighbours(subject, found, x),
@@ -107,6 +112,16 @@ def _clues(found: Explanation) -> list[str]:
     """The evidence piece by piece; files of earlier versions have no p-values for them."""
     told = [f"{clue.name} {clue.p_value:.3g}" for clue in found.evidence if clue.p_value is not None]
     return [f"p-values piece by piece: {', '.join(told)}"] if told else []
+
+
+def _cells(subject: Subject, x: Tensor) -> list[str]:
+    """The cells of a table's row that are missing, and the most unusual ones."""
+    told = []
+    if subject.missing is not None and (missing := subject.missing(x)[0]):
+        told.append(f"Missing: {', '.join(f'`{name}`' for name in missing)}")
+    if subject.unusual is not None and (unusual := subject.unusual(x)[0]):
+        told.append("Most unusual by itself: " + ", ".join(f"`{name}` ({what})" for name, what in unusual.items()))
+    return told
 
 
 def _answer(subject: Subject, answer: Answer) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dapcal.cli.common import (
     Device,
@@ -95,7 +95,9 @@ def predicted(
     excel_safe: bool = False,
 ) -> None:
     """Read, predict and write, batch by batch, and say how many inputs were flagged."""
+    from dapcal.models.drift import Sample, drifts
     from dapcal.models.formulas import SUFFIXES, Formulas
+    from dapcal.models.table import TableModel
 
     formulas, is_sheet = Formulas(excel_safe), out.suffix.lower() in SUFFIXES
     too_few(said, len(model.calibrated.evidence.held_out), alpha)
@@ -104,6 +106,8 @@ def predicted(
         said.note(note)
     rows = flagged = written = 0
     reasons: Counter[str] = Counter()
+    behind: Counter[str] = Counter()
+    sample = Sample()
     with model.writer(out) as write:
         for batch in source.batches:
             columns = model.columns(batch.x, level=level, alpha=alpha)
@@ -114,6 +118,8 @@ def predicted(
             written += write(beside, columns)
             rows, flagged = rows + len(batch.x), flagged + int(columns["ood"].sum())
             reasons.update(filter(None, columns["reason"]))
+            behind.update(f"`{name}` ({what})" for row in columns.get("unusual", ()) for name, what in row.items())
+            sample.add(batch.x)
             said.progress("predicting", rows, None if source.total is None else max(source.total, rows))
         all_written(source.total if source.is_exact and source.total is not None else rows, written, data)
     said.progress("predicting", rows, rows)
@@ -121,8 +127,21 @@ def predicted(
         said.note(note)
     share = f"{flagged:,} of {rows:,} {source.noun} ({100 * flagged / rows:.1f} %) are flagged as out of distribution"
     why = "".join(f"\n  {count:,} {reason}" for reason, count in reasons.most_common())
-    found = {"file": str(out), source.noun: rows, "ood": flagged, "reasons": dict(reasons), "alpha": alpha}
+    found: dict[str, Any] = {"file": str(out), source.noun: rows, "ood": flagged, "reasons": dict(reasons)}
+    found["alpha"] = alpha
+    if behind:
+        found["unusual"] = dict(behind.most_common())
+        why += "\nColumns behind flags: " + ", ".join(f"{name} {count:,}" for name, count in behind.most_common(_SHOWN))
+    if isinstance(model, TableModel):
+        moved = drifts(model.encoder, model.train.x, sample())
+        found["drift"] = [one._asdict() for one in moved]
+        why += "".join(
+            f"\nColumn `{one.column}` differs from training as a whole: {one.what}" for one in moved[:_SHOWN]
+        )
     said.result(found, f"{share}{why}\nSaved to {out}")
+
+
+_SHOWN = 8  # columns
 
 
 def _check(out: Path, data: Path, model: Path, level: float, excel_safe: bool) -> None:

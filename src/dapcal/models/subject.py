@@ -13,6 +13,7 @@ from dapcal.calibration.gap_choice import GapChoice
 from dapcal.data import Labelled, check_inputs
 from dapcal.likelihoods import Likelihood
 from dapcal.models.columns import Unit
+from dapcal.models.drift import Drift
 
 Row = dict[str, str]
 """A table's row as a person reads it: column name to text."""
@@ -54,6 +55,9 @@ class Subject:
         judges: rows of `held_out` that p-values are read from, on which nothing was chosen; by default those that
             `calibrated` knows of.
         gaps: what gap cross-validation chose, where it was asked.
+        drifts: of a table: columns of `new` that differ from training as a whole.
+        missing: of a table: inputs to the columns without a value, of each.
+        unusual: of a table: inputs to the columns that are unusual by themselves, and what is unusual about them.
     """
 
     calibrated: Calibrated
@@ -70,6 +74,9 @@ class Subject:
     new_name: str = "new data"
     judges: Tensor | None = None
     gaps: GapChoice | None = None
+    drifts: tuple[Drift, ...] = ()
+    missing: Callable[[Tensor], list[list[str]]] | None = None
+    unusual: Callable[[Tensor], list[dict[str, str]]] | None = None
 
     def __post_init__(self) -> None:
         if self.likelihood.task == "per-place":

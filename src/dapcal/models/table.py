@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -23,13 +24,16 @@ from dapcal.artifact import Stored
 from dapcal.calibrate import Calibrated
 from dapcal.calibration.gap_choice import GapChoice, from_json
 from dapcal.data import Labelled, split
+from dapcal.evidence import COLUMNS, in_words
 from dapcal.models import table_files
 from dapcal.models.columns import Columns, Unit, flat, in_unit, named
+from dapcal.models.drift import drifts
 from dapcal.models.fields import Field
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
 from dapcal.models.row_notes import RowNotes
 from dapcal.models.subject import Axis, Subject
+from dapcal.models.unusual import unusual
 from dapcal.reading import refused_if_damaged
 from dapcal.recipes import Recipe
 from dapcal.records import ALPHA, LEVEL
@@ -97,7 +101,8 @@ class TableModel:
         Columns: `prediction`; `probability_<class>` for every class, or `lower` and `upper`, the interval that holds
         the target with probability `level`; `epistemic` and `aleatoric`, the two parts of the uncertainty (numbers:
         standard deviations in the target's unit; classes: parts of 1 − Σ p²); `distance` from the training rows (0
-        within the radius); `ood_p_value`; `ood`, whether that is at most `alpha`; `reason`, why it is, else empty.
+        within the radius); `ood_p_value`; `ood`, whether that is at most `alpha`; `reason`, why it is, else empty;
+        `missing`, the columns without a value; `unusual`, the columns behind a flag and what is unusual about them.
 
         Args:
             table: rows with the columns of the training table, in any order.
@@ -111,6 +116,7 @@ class TableModel:
     def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
         """Predictions at encoded rows (N, P) by name, in the target's unit."""
         columns = named(self.calibrated.batches(x, self.rows_at_once), self.classes, level, alpha)
+        columns |= {"missing": _objects(self.encoder.missing(x)), "unusual": self._unusual(x, columns)}
         return in_unit(columns, self.unit) if isinstance(self.target, Numbers) else columns
 
     def read(self, path: Path, reading: Reading = PLAIN) -> Source:
@@ -186,7 +192,29 @@ class TableModel:
             new_name=new_name,
             judges=self._rows_of_halves()[1],
             gaps=self.gaps,
+            drifts=() if new is None else tuple(drifts(self.encoder, self.train.x, new)),
+            missing=self.encoder.missing,
+            unusual=self.unusual,
         )
+
+    def unusual(self, x: Tensor, always: bool = True) -> list[dict[str, str]]:
+        """For every encoded row the columns that are unusual by themselves, and what is unusual about them.
+
+        Args:
+            x: (N, P).
+            always: the most unusual column of a row, if none is unusual by itself.
+        """
+        return unusual(self.calibrated, [column.name for column in self.encoder.columns], x, always=always)
+
+    def _unusual(self, x: Tensor, columns: Columns) -> np.ndarray:
+        """The same where rows are flagged; a flag for unusual columns names one at least."""
+        found = np.full(len(x), None, object)
+        found[:] = [{} for _ in range(len(x))]
+        by_columns = columns["reason"] == in_words(COLUMNS, is_classification=False)
+        for rows, always in ((columns["ood"] & ~by_columns, False), (columns["ood"] & by_columns, True)):
+            places = np.flatnonzero(rows)
+            found[places] = _objects(self.unusual(x[torch.from_numpy(places).to(x.device)], always))
+        return found
 
     @property
     def rows_at_once(self) -> int:
@@ -206,7 +234,10 @@ class TableModel:
 
     def _table(self, columns: Columns) -> pa.Table:
         """As it is written, one column a name."""
-        return pa.table({name: v for name, v in flat(columns, self.classes).items() if name not in _NOT_WRITTEN})
+        written = {name: v for name, v in flat(columns, self.classes).items() if name not in _NOT_WRITTEN}
+        named = [", ".join(cells) for cells in written.pop("missing")]
+        reasons = ["; ".join(f"{name}: {what}" for name, what in row.items()) for row in written.pop("unusual")]
+        return pa.table({**written, "missing": pa.array(named, pa.string()), "unusual": pa.array(reasons, pa.string())})
 
     def _axes(self) -> tuple[Axis, Axis] | None:
         """Of a table of two numbers and nothing else."""
@@ -274,6 +305,13 @@ def _edge(column: Number, standardised: float) -> float:
     while abs((edge - column.center) / column.scale) > LIMIT:
         edge = math.nextafter(edge, column.center)
     return edge
+
+
+def _objects(values: Sequence[Any]) -> np.ndarray:
+    """One object a row, whatever it holds, (N,)."""
+    found = np.empty(len(values), object)
+    found[:] = values
+    return found
 
 
 def _beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:

@@ -50,6 +50,8 @@ class Judged(BaseModel):
     ood_p_value: Value = Field(title="Conformal p-value of being in distribution")
     ood: bool = Field(title="Whether the row is out of distribution")
     reason: str = Field("", title="Why it is, such as “ambiguous” or “far from the training data”; empty where not")
+    missing: list[str] = Field([], title="Columns of a table without a value in this row")
+    unusual: dict[str, str] = Field({}, title="Columns behind the flag, and what is unusual about them")
 
 
 class Interval(BaseModel):

@@ -20,7 +20,7 @@ class Served:
 
     A record holds `prediction`, `epistemic`, `aleatoric`, `distance`, `ood_p_value`, `ood` (a bool), `reason` (a text,
     "" where `ood` is false; may be left out), and `probabilities` ({class: number}) in classification or `interval`
-    ({"lower", "upper", "level"}) in regression.
+    ({"lower", "upper", "level"}) in regression; of a table also `missing` (columns) and `unusual` ({column: why}).
 
     Args:
         name: what the service says it serves.
@@ -109,6 +109,7 @@ def _record(columns: Columns, place: int, classes: tuple[str, ...], level: float
     row = {name: values[place] for name, values in columns.items()}
     names = ("epistemic", "aleatoric", "distance", "ood_p_value", "ood")
     record = {name: row[name].reshape(()).item() for name in names} | {"reason": row["reason"]}
+    record |= {name: row[name] for name in ("missing", "unusual") if name in row}
     if classes:
         probabilities = dict(zip(classes, row["probability"].tolist(), strict=True))
         return {**record, "prediction": row["prediction"], "probabilities": probabilities}

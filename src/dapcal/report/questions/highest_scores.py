@@ -35,6 +35,7 @@ class Scored(NamedTuple):
     shown: Row | Picture
     target: tuple[float, ...]  # empty where it is not known
     explanation: Explanation
+    cells: tuple[str, ...]  # of a table: what is missing or unusual by itself, a sentence each
     space: str  # that the neighbours are nearest in
     nearest: tuple[Near, ...]
 
@@ -76,6 +77,7 @@ def told(examples: Examples, found: Scored) -> list[str]:
     return [
         f"Predicted {after}; without distance {before}.{truth}",
         f"{_rarity(examples, found)}{reason}{_reach(explanation)}",
+        *([" ".join(found.cells)] if found.cells else []),
     ]
 
 
@@ -128,11 +130,22 @@ def _highest(subject: Subject, x: Tensor, rows: Tensor, score: Tensor, y: Tensor
                 shown=shown[0],
                 target=() if y is None else _plain(y[place]),
                 explanation=explanation,
+                cells=_cells(subject, x[place : place + 1]),
                 space=nearest.space,
                 nearest=tuple(Near(*each) for each in near),
             )
         )
     return tuple(found)
+
+
+def _cells(subject: Subject, x: Tensor) -> tuple[str, ...]:
+    """What is missing in one input (1, P), and what is unusual by itself."""
+    told = []
+    if subject.missing is not None and (missing := subject.missing(x)[0]):
+        told.append(f"Missing: {', '.join(map(cut, missing))}.")
+    if subject.unusual is not None and (unusual := subject.unusual(x)[0]):
+        told.append(f"Unusual by itself: {', '.join(f'{cut(name)} ({what})' for name, what in unusual.items())}.")
+    return tuple(told)
 
 
 def _plain(target: Tensor) -> tuple[float, ...]:

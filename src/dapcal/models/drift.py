@@ -1,0 +1,139 @@
+"""Columns that differ as a whole from those of the training rows: a file of new rows beside them.
+
+A number is compared by the two-sample Kolmogorov–Smirnov test of its values, a category by the χ² test of its levels,
+and each by the share of missing cells (Fisher's exact test). A column counts as different if Holm's procedure rejects
+over the tests of all columns, so that ordinary rows have any such column with a probability of `level` at most, and
+if the difference is large enough to matter: with many rows the smallest is certain.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from dapcal.tables.columns import Category, Number
+from dapcal.tables.encoder import Encoder
+
+_LEVEL = 0.05
+_SMALLEST = 0.05  # difference of shares, or of distribution functions, that is worth a word
+_EXPECTED = 5.0  # rows that a level must be expected to have, for the χ² test
+FEWEST = 20  # new rows
+MOST = 5000  # rows that are compared
+
+
+class Drift(NamedTuple):
+    """A column that differs from training."""
+
+    column: str
+    what: str  # in words
+    difference: float  # of distribution functions or of shares, from 0 to 1
+    p_value: float  # of the test alone, before Holm
+
+
+class Sample:
+    """A random sample of the rows of a stream, of bounded size (Vitter's algorithm R)."""
+
+    def __init__(self, most: int = MOST, seed: int = 0) -> None:
+        self.most, self.seen = most, 0
+        self.random = np.random.default_rng(seed)
+        self.rows: list[Tensor] = []
+
+    def add(self, x: Tensor) -> None:
+        """Rows (N, P) that come next."""
+        for row in x:
+            self.seen += 1
+            if len(self.rows) < self.most:
+                self.rows.append(row)
+            elif (place := int(self.random.integers(self.seen))) < self.most:
+                self.rows[place] = row
+
+    def __call__(self) -> Tensor:
+        """(at most `most`, P)."""
+        return torch.stack(self.rows)
+
+
+def drifts(encoder: Encoder, train: Tensor, new: Tensor, level: float = _LEVEL) -> list[Drift]:
+    """Columns that differ, the largest difference first; none where there are too few new rows to tell.
+
+    Args:
+        encoder: the columns.
+        train: encoded training rows (T, P).
+        new: encoded new rows (N, P).
+        level: chance that ordinary rows have any such column.
+    """
+    if len(new) < FEWEST:
+        return []
+    train, new = (_thinned(x).double().cpu() for x in (train, new))
+    tested: list[Drift] = []
+    start = 0
+    for column in encoder.columns:
+        places = slice(start, start + column.width)
+        tested += (
+            _number(column, train[:, places].numpy(), new[:, places].numpy())
+            if isinstance(column, Number)
+            else _category(column, train[:, places].numpy(), new[:, places].numpy())
+        )
+        start += column.width
+    found: dict[str, Drift] = {}
+    for rank, drift in enumerate(sorted(tested, key=lambda one: one.p_value)):
+        if drift.p_value > level / (len(tested) - rank):  # Holm: here and from here on nothing is rejected
+            break
+        if drift.difference >= _SMALLEST and drift.difference > getattr(found.get(drift.column), "difference", 0.0):
+            found[drift.column] = drift
+    return sorted(found.values(), key=lambda one: -one.difference)
+
+
+def _thinned(x: Tensor) -> Tensor:
+    if len(x) <= MOST:
+        return x
+    return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST].to(x.device)]
+
+
+def _number(column: Number, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+    blank = [x[:, 1] > 0.5 if column.marked else np.zeros(len(x), bool) for x in (train, new)]
+    values = [x[~missing, 0] for x, missing in zip((train, new), blank, strict=True)]
+    found = _missing(column.name, *blank)
+    if all(len(part) for part in values):
+        test = stats.ks_2samp(*values, method="asymp")
+        before, after = (column.center + column.scale * float(np.median(part)) for part in values)
+        what = f"median {before:.4g} in training, {after:.4g} here"
+        found.append(Drift(column.name, what, float(test.statistic), float(test.pvalue)))
+    return found
+
+
+def _category(column: Category, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+    mark = column.width - 2
+    blank = [x[:, mark] > 0.5 if column.marked else np.zeros(len(x), bool) for x in (train, new)]
+    levels = [x[~missing].argmax(1) for x, missing in zip((train, new), blank, strict=True)]
+    found = _missing(column.name, *blank)
+    if all(len(part) for part in levels):
+        counts = np.stack([np.bincount(part, minlength=column.width) for part in levels])  # (2, levels)
+        shares = counts / counts.sum(1, keepdims=True)
+        largest = int(np.abs(shares[1] - shares[0]).argmax())
+        name = column.decode(np.eye(column.width)[[largest]])[0]
+        what = f"{name!r} {100 * shares[0, largest]:.0f} % in training, {100 * shares[1, largest]:.0f} % here"
+        difference = float(np.abs(shares[1] - shares[0]).sum() / 2)
+        found.append(Drift(column.name, what, difference, _chi_squared(counts)))
+    return found
+
+
+def _missing(name: str, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+    """Nothing is asked where nothing is missing."""
+    if not (train.any() or new.any()):
+        return []
+    table = [[int(x.sum()), int((~x).sum())] for x in (train, new)]
+    what = f"missing in {100 * train.mean():.0f} % of the rows in training, {100 * new.mean():.0f} % here"
+    return [Drift(name, what, float(abs(new.mean() - train.mean())), float(stats.fisher_exact(table)[1]))]
+
+
+def _chi_squared(counts: np.ndarray) -> float:
+    """p-value of equal shares of levels, counts (2, levels); levels that are too rare for it count as one."""
+    expected = counts.sum(0) * counts.sum(1).min() / counts.sum()
+    rare = expected < _EXPECTED
+    merged = np.concatenate([counts[:, ~rare], counts[:, rare].sum(1, keepdims=True)], 1)
+    merged = merged[:, merged.sum(0) > 0]
+    return float(stats.chi2_contingency(merged)[1]) if merged.shape[1] > 1 else 1.0
