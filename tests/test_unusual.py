@@ -1,0 +1,143 @@
+"""Rows that are not like the others: blanks, wrong units, unseen categories, and columns that drift as a whole."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from dapcal.models.drift import Sample, drifts
+from dapcal.models.table_fitting import fit
+from dapcal.recipes import Recipe
+from dapcal.tables import fit_encoder
+from table_cases import run
+
+
+def houses(n: int, seed: int = 0) -> pa.Table:
+    random = np.random.default_rng(seed)
+    area, rooms = random.normal(80, 15, n).round(), random.integers(1, 6, n)
+    noise = {f"noise {place}": random.normal(0, 1, n).round(2) for place in range(20)}
+    city = random.choice(["Rome", "Oslo", "Bern"], n)
+    return pa.table({"area": area, "rooms": rooms, "city": city, **noise, "price": 3 * area + 10 * rooms})
+
+
+@pytest.fixture(scope="module")
+def model():
+    recipe = Recipe(fast=True, members=2, hidden=(8,), epochs=4, validation=0.4)
+    return fit(houses(500), "price", recipe=recipe)
+
+
+def changed(table: pa.Table, name: str, values: list) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, pa.array(values))
+
+
+def test_a_row_of_blanks_is_flagged_and_every_blank_is_named(model):
+    """Before: p = 0.97, as every cell was filled in with the most ordinary value."""
+    table = houses(1, seed=1).drop_columns(["price"])
+    blank = pa.table({name: pa.nulls(1, table[name].type) for name in table.column_names})
+    found = model.predict(blank).table.to_pylist()[0]
+    assert found["ood"]
+    assert found["ood_p_value"] == pytest.approx(1 / (1 + len(model.calibrated.evidence.held_out)))
+    assert found["missing"] == ", ".join(table.column_names)
+    assert found["unusual"].count(": missing") == 3
+    assert model.predict(table).table["missing"].to_pylist() == [""]
+
+
+def test_one_wrong_unit_among_twenty_three_columns_is_flagged_and_named(model):
+    table = houses(40, seed=2)
+    wrong = changed(table, "area", [10.764 * value for value in table["area"].to_pylist()])
+    found = model.predict(wrong).table
+    assert np.mean(found["ood"].to_pylist()) > 0.95
+    assert all(text.startswith("area: ") for text in found["unusual"].to_pylist() if text)
+    assert set(found["reason"].to_pylist()) <= {"", "unusual columns", "far from the training data (inputs)"} | {
+        "far from the training data (features)",
+        "uncertain (the draws disagree)",
+    }
+
+
+def test_ordinary_rows_are_flagged_as_often_as_they_should_be(model):
+    flagged = np.array(model.predict(houses(2000, seed=3)).table["ood"].to_pylist()).mean()
+    judges = len(model.calibrated.evidence.held_out)
+    assert abs(flagged - 0.05) < 3 * np.sqrt(0.05 * 0.95 * (1 / 2000 + 1 / judges))
+
+
+def test_an_unseen_category_is_named_with_the_spelling_that_was_meant(model, tmp_path: Path):
+    table = changed(houses(30, seed=4), "city", ["Roma"] * 30)
+    found = model.predict(table)
+    assert np.mean(found.table["ood"].to_pylist()) > 0.9
+    assert found.encoded.unknown == {"city": {"Roma": 30}}
+    (note,) = model.notes_on([{**table.to_pylist()[0]}])[:1]
+    assert "'Roma'; did you mean 'Rome'?" in note
+
+
+def test_the_columns_survive_saving(model, tmp_path: Path):
+    from dapcal.models import load
+
+    model.save(tmp_path / "m.dap")
+    table = changed(houses(5, seed=5), "area", [5000.0] * 5)
+    assert load(tmp_path / "m.dap").predict(table).table.equals(model.predict(table).table)
+
+
+def test_the_commands_name_them(model, tmp_path: Path):
+    model.save(tmp_path / "m.dap")
+    table = houses(60, seed=6)
+    wrong = changed(table, "area", [0.1 * value for value in table["area"].to_pylist()]).to_pylist()
+    wrong[0]["city"] = None
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, wrong[0])
+        writer.writeheader()
+        writer.writerows(wrong)
+    said = run("predict", tmp_path / "m.dap", tmp_path / "new.csv", "-o", tmp_path / "out.csv").stdout
+    assert "Columns behind flags: `area` (" in said
+    assert "Column `area` differs from training as a whole: median 8" in said
+    told = run("explain", tmp_path / "m.dap", tmp_path / "new.csv").stdout
+    assert "Missing: `city`" in told
+    assert "Most unusual by itself: `" in told
+    told = json.loads(run("explain", tmp_path / "m.dap", tmp_path / "new.csv", "--json").stdout)
+    assert told["missing"] == ["city"]
+    assert "area" in told["unusual"]
+    page = tmp_path / "report.html"
+    assert run("report", tmp_path / "m.dap", "--data", tmp_path / "new.csv", "-o", page).exit_code == 0
+    shown = page.read_text(encoding="utf-8")
+    assert "Which columns are not what they were?" in shown
+    assert "Unusual by itself: area (" in shown
+
+
+# Drift
+
+
+def test_ordinary_files_seldom_have_a_column_that_differs():
+    table = houses(400)
+    encoder = fit_encoder(table, "price")
+    train = encoder(table).x
+    found = [bool(drifts(encoder, train, encoder(houses(100, seed=seed)).x)) for seed in range(10, 40)]
+    assert sum(found) <= 4  # 1.5 are expected at most
+
+
+def test_columns_that_moved_are_found_and_told():
+    table, new = houses(400), houses(100, seed=1)
+    encoder = fit_encoder(table, "price")
+    new = changed(new, "area", [2 * value for value in new["area"].to_pylist()])
+    new = changed(new, "city", ["Rome"] * 70 + ["Oslo"] * 30)
+    new = changed(new, "rooms", [None] * 30 + new["rooms"].to_pylist()[30:])
+    found = {one.column: one for one in drifts(encoder, encoder(table).x, encoder(new).x)}
+    assert set(found) == {"area", "city", "rooms"}
+    assert found["rooms"].what == "missing in 0 % of the rows in training, 30 % here"
+    assert found["city"].what.startswith("'Rome' 3")
+    assert drifts(encoder, encoder(table).x, encoder(new).x[:10]) == []  # too few to tell
+
+
+def test_a_sample_of_a_stream_is_drawn_evenly():
+    means = []
+    for seed in range(40):
+        sample = Sample(50, seed)
+        for part in torch.arange(1000.0)[:, None].split(130):
+            sample.add(part)
+        assert sample().shape == (50, 1)
+        means.append(float(sample().mean()))
+    assert abs(np.mean(means) - 499.5) < 3 * 289 / np.sqrt(50 * 40)
