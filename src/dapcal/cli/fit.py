@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -17,7 +18,10 @@ def fit(
     target: Annotated[str, typer.Option(help="Column to be predicted.")],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="File for the model, e.g. house.dap.")],
     task: Annotated[str | None, typer.Option(help="classification or regression; guessed from the target.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="Column to leave out; may be given several times.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="Columns to leave out: a, or a,b; may be repeated.")] = None,
+    drop_unusable: Annotated[
+        bool, typer.Option("--drop-unusable", help="Leave out columns that would be refused (free text), with a note.")
+    ] = False,
     category: Annotated[
         list[str] | None, typer.Option(help="Column whose numbers are names (a postcode); may be given several times.")
     ] = None,
@@ -63,14 +67,20 @@ def fit(
         )
         said.progress("reading", 0, None)
         kinds: dict[str, tables.Kind] = dict.fromkeys(category or (), "category")
-        table = tables.read(train, kinds, drop or ())
+        names = tables.columns_of(train)
+        _check_target(target, names)
+        left_out = _several(drop or (), names)
+        unusable: dict[str, str] = {}
+        table = tables.read(train, kinds, left_out, unusable)
         said.progress("reading", 1, 1)
         model = table_fitting.fit(
             table,
             target,
             task=cast(Literal["classification", "regression"] | None, task),
             recipe=recipe,
-            drop=drop or (),
+            drop=left_out,
+            unusable=unusable,
+            drop_unusable=drop_unusable,
             progress=said.progress,
         )
         for note in model.notes:
@@ -85,6 +95,24 @@ def fit(
             "gaps": None if model.gaps is None else model.gaps.as_json(),
         }
         said.result(data, f"{_numbers(summary)}\n\n{words(summary, target)}\n\nSaved to {out}")
+
+
+def _several(given: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Columns as they were given, a,b as two, unless a column is called so."""
+    found: list[str] = []
+    for text in given:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        found += [text] if text in names or not parts else parts
+    return found
+
+
+def _check_target(target: str, names: Sequence[str]) -> None:
+    parts = [part.strip() for part in target.split(",")]
+    if target not in names and len(parts) > 1 and all(part in names for part in parts):
+        raise ValueError(
+            f"Expected one column as --target, got {len(parts)} ({', '.join(parts)}); fit a model for each, with "
+            "--drop for the other targets"
+        )
 
 
 def _widths(text: str) -> tuple[int, ...]:

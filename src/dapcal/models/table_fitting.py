@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import torch
@@ -28,6 +28,8 @@ def fit(
     task: TaskName | None = None,
     recipe: Recipe | None = None,
     drop: Sequence[str] = (),
+    unusable: Mapping[str, str] | None = None,
+    drop_unusable: bool = False,
     progress: Stages | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others.
@@ -38,9 +40,11 @@ def fit(
         task: by default guessed from the target, see `dapcal.tables.guess`.
         recipe: network, posterior and how they are trained.
         drop: columns to leave out.
+        unusable: columns that reading found to be so, and why.
+        drop_unusable: leave these out, and others that would be refused, with a note.
         progress: told (stage, done, total).
     """
-    encoder = fit_encoder(table, target, drop)
+    encoder = fit_encoder(table, target, drop, unusable, drop_unusable)
     rows, left_out = with_target(table, target)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)

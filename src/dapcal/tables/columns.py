@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -151,6 +151,14 @@ def find(table: pa.Table, name: str) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names as errors list them, the first ten."""
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+
+
+def all_of(problems: Mapping[str, str]) -> str:
+    """What is wrong with columns, as one message; several are numbered, so that none hides behind another."""
+    if len(problems) == 1:
+        return next(iter(problems.values()))
+    told = "; ".join(f"({place}) {problem}" for place, problem in enumerate(problems.values(), 1))
+    return f"{len(problems)} columns cannot be used: {told}; --drop-unusable leaves all of them out"
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:

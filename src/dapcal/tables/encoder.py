@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,12 +12,18 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from dapcal.tables.columns import Category, Number, find, listed
+from dapcal.tables.columns import Category, Number, all_of, find, listed
 from dapcal.tables.fitting import fit_column
 from dapcal.tables.values import Kind
 
 
-def fit_encoder(table: pa.Table, target: str, drop: Sequence[str] = ()) -> Encoder:
+def fit_encoder(
+    table: pa.Table,
+    target: str,
+    drop: Sequence[str] = (),
+    unusable: Mapping[str, str] | None = None,
+    drop_unusable: bool = False,
+) -> Encoder:
     """Learn from the training rows how every column but the target is encoded.
 
     Refused, because a number must be made of them first: dates and free text. Dropped with a note: columns without a
@@ -27,6 +33,8 @@ def fit_encoder(table: pa.Table, target: str, drop: Sequence[str] = ()) -> Encod
         table: training rows, as `dapcal.tables.files.read` gives them.
         target: the column to be predicted.
         drop: columns to leave out.
+        unusable: columns that are known to be so, and why (`dapcal.tables.files.read`).
+        drop_unusable: leave out what would be refused, with a note.
     """
     for name in (target, *drop):
         find(table, name)
@@ -37,15 +45,26 @@ def fit_encoder(table: pa.Table, target: str, drop: Sequence[str] = ()) -> Encod
     columns: list[Number | Category] = []
     notes: list[str] = []
     dropped = list(drop)
+    problems = {name: problem for name, problem in (unusable or {}).items() if name not in drop}
+    if target in problems:
+        raise ValueError(problems[target])
     for name in table.column_names:
-        if name == target or name in drop:
+        if name == target or name in drop or name in problems:
             continue
-        column, note = fit_column(table[name], name)
+        try:
+            column, note = fit_column(table[name], name)
+        except ValueError as error:
+            problems[name] = str(error)
+            continue
         notes += [note] if note else []
         if column is None:
             dropped.append(name)
         else:
             columns.append(column)
+    if problems and not drop_unusable:
+        raise ValueError(all_of(problems))
+    dropped += problems
+    notes += [f"left out: {problem}" for problem in problems.values()]
     if not columns:
         raise ValueError(f"No column is left to predict `{target}` from; " + ("; ".join(notes) or "add one"))
     return Encoder(tuple(columns), target, tuple(dropped), tuple(notes))

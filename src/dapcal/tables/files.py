@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dapcal.tables.columns import listed, nearest
+from dapcal.tables.columns import all_of, listed, nearest
 from dapcal.tables.delimited import open_delimited
 from dapcal.tables.sources import Source, batches_of, check_width, head_of, in_one_line
 from dapcal.tables.typed import open_npz, open_parquet
@@ -19,7 +19,12 @@ from dapcal.tables.values import Kind, converted, guessed
 BATCH_ROWS = 8192
 
 
-def read(path: str | Path, expected: Mapping[str, Kind] | None = None, drop: Collection[str] = ()) -> pa.Table:
+def read(
+    path: str | Path,
+    expected: Mapping[str, Kind] | None = None,
+    drop: Collection[str] = (),
+    unusable: dict[str, str] | None = None,
+) -> pa.Table:
     """The whole table, for fitting.
 
     A column of a CSV file is a number if all of its values are; Parquet and npz columns keep their types.
@@ -28,6 +33,7 @@ def read(path: str | Path, expected: Mapping[str, Kind] | None = None, drop: Col
         path: .csv or .tsv (also .csv.gz, .tsv.gz), .parquet or .pq, or .npz.
         expected: kinds of columns that are not to be guessed, e.g. {"postcode": "category"}.
         drop: columns that nobody will look at: whatever they hold, it stays as it is.
+        unusable: takes up columns that cannot be used, and why, in place of an error; they stay texts.
     """
     expected = expected or {}
     source = _open(Path(path), BATCH_ROWS)
@@ -39,12 +45,19 @@ def read(path: str | Path, expected: Mapping[str, Kind] | None = None, drop: Col
     table = _converted(pa.concat_tables(batches_of(source, Path(path))), expected, str(path), 1)
     if not source.untyped:
         return table
-    return pa.table(
-        {
-            name: column if name in expected or name in drop else guessed(column, name, str(path))
-            for name, column in zip(source.names, table.columns, strict=True)
-        }
-    )
+    columns, problems = {}, {}
+    for name, column in zip(source.names, table.columns, strict=True):
+        columns[name] = column
+        if name not in expected and name not in drop:
+            try:
+                columns[name] = guessed(column, name, str(path))
+            except ValueError as error:
+                problems[name] = str(error)
+    if unusable is not None:
+        unusable |= problems
+    elif problems:
+        raise ValueError(all_of(problems))
+    return pa.table(columns)
 
 
 def stream(path: str | Path, expected: Mapping[str, Kind] | None = None, rows: int = BATCH_ROWS) -> Iterator[pa.Table]:
