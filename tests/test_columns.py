@@ -16,6 +16,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dapcal.tables import Category, Encoder, Number, encoder_from_json, fit_encoder
 from dapcal.tables.columns import LIMIT, MAX_LEVELS, UNKNOWN, readable
+from dapcal.tables.dates import Date
 
 COLOURS = ["red", "red", "blue", "red", "blue", "green"]
 
@@ -142,11 +143,19 @@ def test_columns_of_earlier_versions_fill_in_values_missing_for_the_first_time()
 
 
 @pytest.mark.parametrize("value", [0.0, 7.0, -1e100, 0.1])
-def test_a_constant_number_gets_scale_one(value):
-    encoder = fitted([value] * 7)
+def test_a_constant_number_gets_scale_one_where_it_is_missing_at_times(value):
+    encoder = fitted([value] * 7 + [None])
     assert encoder.columns[0].scale == 1
     if abs(value) < 10:
         assert float(encode(encoder, [value + 2]).x[0, 0]) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("value", [0.0, 7, "Oslo", True])
+def test_a_column_that_is_the_same_in_every_row_is_left_out_with_a_note(value):
+    encoder = fit_encoder(pa.table({"a": [value] * 7, "b": list(range(7)), "y": [0.5] * 7}), "y")
+    assert encoder.dropped == ("a",)
+    assert "column `a` is" in encoder.notes[0]
+    assert "in every row: left out" in encoder.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -179,20 +188,48 @@ def test_texts_are_read_as_numbers_where_the_model_expects_them():
 
 
 @pytest.mark.parametrize(
-    "column",
+    ("column", "first"),
     [
-        pa.array([datetime.date(2024, 1, 31), None]),
-        pa.array([datetime.datetime(2024, 1, 31, 12)]),
-        pa.array([1, 2], pa.duration("s")),
-        pa.array([1, 2], pa.time32("s")),
-        pa.array(["2024-01-31", "1999-12-01", None]),
-        pa.array(["2024-01-31T10:00:00Z", "2024-01-31 10:00:00.123+02:00"]),
-        pa.array(["31.12.2024", "1.2.24"]),
-        pa.array(["12/31/2024 9:30"] * 10 + ["unknown"]),
+        (pa.array([datetime.date(2024, 1, 31), None]), "2024-01-31"),
+        (pa.array([datetime.datetime(2024, 1, 31, 12)]), "2024-01-31 12:00"),
+        (["2024-01-31", "1999-12-01", None], "2024-01-31"),
+        (["2024-01-31T10:00:00Z", "2024-01-31 10:00:00.123+02:00"], "2024-01-31 10:00"),
+        (["31.12.2024", "1.2.24"], "2024-12-31"),
+        (["1/2/2024", "31/12/2024"], "2024-02-01"),
+        (["1/2/2024", "12/31/2024"], "2024-01-02"),
+        (["12/31/2024 9:30"] * 10, "2024-12-31 09:30"),
     ],
 )
-def test_dates_are_refused_with_advice(column):
-    with pytest.raises(ValueError, match=r"Column `day` holds dates or times; make numbers of it .* --drop day"):
+def test_dates_are_days_with_the_cycles_of_year_week_and_day(column, first):
+    encoder = fitted(column, "day")
+    (date,) = encoder.columns
+    assert isinstance(date, Date)
+    x = encoder(pa.table({"day": column, "y": [0.0] * len(column)})).x
+    assert encoder.decode(x)[0] == {"day": first}
+    when = datetime.datetime.fromisoformat(first)
+    angle = 2 * math.pi * (when.weekday() + (when.hour + when.minute / 60) / 24 - 3) / 7  # 1970 began on a Thursday
+    assert x[0, 4:6].tolist() == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-3)
+    assert encoder_from_json(json.loads(json.dumps(encoder.as_json()))) == encoder
+
+
+def test_dates_that_are_missing_late_or_spoilt():
+    encoder = fitted([f"2020-01-{day:02d}" for day in range(1, 31)], "day")
+    assert "`day` is read as dates; rows after 2020-01-30" in encoder.notes[0]
+    x = encoder(pa.table({"day": [None, "2020-01-15", "2031-01-01"]})).x
+    assert encoder.missing(x) == [["day"], [], []]
+    assert float(x[2, 0]) > 100
+    with pytest.raises(ValueError, match="Row 2: column `day` holds 'soon', which is not a date such as 2024-12-31"):
+        encoder(pa.table({"day": ["2020-01-15", "soon"]}))
+    with pytest.raises(ValueError, match="not a date such as 12/31/2024"):
+        fitted(["12/31/2024 9:30"] * 10 + ["unknown"], "day")
+    with pytest.raises(ValueError, match="day and month in two orders"):
+        fitted(["12/31/2024", "31/12/2024"], "day")
+    assert "taken as day/month" in fitted(["1/2/2024", "3/4/2024"], "day").notes[0]
+
+
+@pytest.mark.parametrize("column", [pa.array([1, 2], pa.duration("s")), pa.array([1, 2], pa.time32("s"))])
+def test_times_are_refused_with_advice(column):
+    with pytest.raises(ValueError, match=r"Column `day` holds times of the day or durations; .* --drop day"):
         fitted(column, "day")
 
 
@@ -215,22 +252,25 @@ def test_names_of_rows_and_empty_columns_are_dropped_with_a_note(mixed):
     assert encoder(table).ignored == ()  # left out on purpose, so not reported again
 
 
-def test_a_running_number_stays_and_is_noted():
-    encoder = fitted([float(i) for i in range(30)])
+def test_a_running_number_is_left_out_and_years_stay_with_a_note():
+    for first, step in ((0, 1), (1, 1), (0, 7)):  # in any order
+        numbers = [first + step * i % 30 for i in range(30)]
+        encoder = fit_encoder(pa.table({"a": numbers, "b": [i % 3 for i in range(30)], "y": [0.5] * 30}), "y")
+        assert encoder.notes == ("column `a` counts the rows, so it names them: left out",)
+    encoder = fitted([float(1990 + i) for i in range(30)])
     assert len(encoder.columns) == 1
-    assert "column `a` counts the rows: if it only names them, leave it out with --drop a" in encoder.notes[0]
+    assert "one more from row to row: if it only names them, leave it out with --drop a" in encoder.notes[0]
     assert fitted([float(i) for i in range(5)]).notes == ()
-    assert "column `a` counts the rows" in fitted([float(7 * i % 30) for i in range(30)]).notes[0], "in any order"
 
 
 def test_an_option_in_an_error_can_be_copied_to_a_shell():
-    table = pa.table({"sale date": ["2024-01-01", "2024-01-02"], "y": [1.0, 2.0]})
-    with pytest.raises(ValueError, match="leave it out with --drop 'sale date'"):
+    table = pa.table({"sale time": ["10:30", "10:35"], "y": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="leave it out with --drop 'sale time'"):
         fit_encoder(table, "y")
 
 
 def test_times_of_day_are_no_categories():
-    with pytest.raises(ValueError, match="holds dates or times; make numbers"):
+    with pytest.raises(ValueError, match="holds times of the day or durations; make numbers"):
         fitted(["09:30", "10:00", "23:59"] * 5)
 
 
@@ -311,15 +351,21 @@ def test_names_and_kinds(mixed):
         encoder.decode(torch.zeros(2, 8))
 
 
+def varied(rows: int) -> list[float]:
+    """A column that stays, whatever their number."""
+    return [math.sin(row) for row in range(rows)]
+
+
 FINITE = st.floats(-1e15, 1e15, allow_nan=False).map(lambda value: float(f"{value:.4g}"))
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.none(), FINITE), min_size=2, max_size=20))
 def test_numbers_survive_encoding_and_decoding(values):
-    table = pa.table({"a": pa.array(values, pa.float64()), "b": [1.0] * len(values), "y": [0] * len(values)})
+    table = pa.table({"a": pa.array(values, pa.float64()), "b": varied(len(values)), "y": [0] * len(values)})
     encoder = fit_encoder(table, "y")
     if "a" in encoder.dropped:
+        assert len(set(values)) == 1
         return
     encoded = encoder(table)
     assert encoded.x.isfinite().all()
@@ -336,10 +382,10 @@ def test_numbers_survive_encoding_and_decoding(values):
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.none(), st.text("abcü ", max_size=3)), min_size=1, max_size=10))
 def test_categories_survive_encoding_and_decoding(values):
-    table = pa.table({"a": pa.array(values, pa.string()), "b": [1.0] * len(values), "y": [0] * len(values)})
+    table = pa.table({"a": pa.array(values, pa.string()), "b": varied(len(values)), "y": [0] * len(values)})
     encoder = fit_encoder(table, "y")
     if "a" in encoder.dropped:
-        assert not any(value and value.strip() for value in values)
+        assert len({(value or "").strip() for value in values}) == 1
         return
     encoded = encoder(table)
     assert (encoded.unknown, encoded.imputed) == ({}, {})

@@ -110,7 +110,8 @@ def test_both_kinds_give_the_same_names(kind: str):
     row = {"area": 70.0, "city": "Rome"} if kind == "table" else {"x": [0.0, 1.0]}
     columns = model.columns(model.encode([row, row]))
     names = ["prediction", "probability", "epistemic", "aleatoric", "distance", "ood_score", "ood_p_value", "ood"]
-    assert list(columns) == [*names, "reason"]
+    cells = ["missing", "unusual"] if kind == "table" else []
+    assert list(columns) == [*names, "reason", *cells]
     assert columns["probability"].shape == (2, len(model.classes))
     assert set(columns["prediction"]) <= set(model.classes)
     assert set(row) == {field.name for field in model.fields()}

@@ -40,8 +40,8 @@ def fit(
 ) -> None:
     """Learn to predict a column of a table, and to know how far a row is from the training rows.
 
-    Numbers are standardised, texts are categories, missing values get an indicator; dates are refused. A fifth of the
-    rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left out in turn, to
+    Numbers are standardised, texts are categories, dates get the cycles of year and week, missing values an indicator. A
+    fifth of the rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left out in turn, to
     choose what distance does to predictions (--fast skips that).
 
     Example: dapcal fit train.csv --target price -o house.dap

@@ -15,7 +15,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from dapcal.models.amounts import amount
 from dapcal.tables.columns import Category, Number
+from dapcal.tables.dates import Date
 from dapcal.tables.encoder import Encoder
 
 _LEVEL = 0.05
@@ -72,11 +74,8 @@ def drifts(encoder: Encoder, train: Tensor, new: Tensor, level: float = _LEVEL) 
     start = 0
     for column in encoder.columns:
         places = slice(start, start + column.width)
-        tested += (
-            _number(column, train[:, places].numpy(), new[:, places].numpy())
-            if isinstance(column, Number)
-            else _category(column, train[:, places].numpy(), new[:, places].numpy())
-        )
+        before, after = train[:, places].numpy(), new[:, places].numpy()
+        tested += _category(column, before, after) if isinstance(column, Category) else _number(column, before, after)
         start += column.width
     found: dict[str, Drift] = {}
     for rank, drift in enumerate(sorted(tested, key=lambda one: one.p_value)):
@@ -93,16 +92,20 @@ def _thinned(x: Tensor) -> Tensor:
     return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST].to(x.device)]
 
 
-def _number(column: Number, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[Drift]:
     blank = [x[:, 1] > 0.5 if column.marked else np.zeros(len(x), bool) for x in (train, new)]
     values = [x[~missing, 0] for x, missing in zip((train, new), blank, strict=True)]
     found = _missing(column.name, *blank)
     if all(len(part) for part in values):
         test = stats.ks_2samp(*values, method="asymp")
-        before, after = (column.center + column.scale * float(np.median(part)) for part in values)
-        what = f"median {before:.4g} in training, {after:.4g} here"
+        before, after = (_shown(column, float(np.median(part))) for part in values)
+        what = f"median {before} in training, {after} here"
         found.append(Drift(column.name, what, float(test.statistic), float(test.pvalue)))
     return found
+
+
+def _shown(column: Number | Date, value: float) -> str:
+    return column.shown(value) if isinstance(column, Date) else amount(column.center + column.scale * value)
 
 
 def _category(column: Category, train: np.ndarray, new: np.ndarray) -> list[Drift]:

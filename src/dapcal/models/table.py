@@ -40,7 +40,7 @@ from dapcal.records import ALPHA, LEVEL
 from dapcal.storing import check_fields
 from dapcal.tables.columns import LIMIT, Category, Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
-from dapcal.tables.encoder import Encoded, Encoder
+from dapcal.tables.encoder import Column, Encoded, Encoder
 from dapcal.tables.targets import Classes, Numbers, TaskName
 from dapcal.tables.writing import writer as table_writer
 
@@ -287,7 +287,7 @@ def outputs_of(target: Classes | Numbers) -> int:
     return len(target.labels) or 1
 
 
-def _field(column: Number | Category) -> Field:
+def _field(column: Column) -> Field:
     """A field that no training row lacked must be there, if only as null: a misspelt name is found out.
 
     The encoder says what takes the place of null. Its limit of a number is the field's.
@@ -296,7 +296,8 @@ def _field(column: Number | Category) -> Field:
     if isinstance(column, Number):
         bounds = (_edge(column, -LIMIT), _edge(column, LIMIT))
         return Field(column.name, "number", required=required, bounds=bounds, nullable=True)
-    return Field(column.name, "category", levels=column.levels, required=required, nullable=True)
+    levels = column.levels if isinstance(column, Category) else ()
+    return Field(column.name, "category", levels=levels, required=required, nullable=True)
 
 
 def _edge(column: Number, standardised: float) -> float:

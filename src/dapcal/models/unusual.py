@@ -12,8 +12,8 @@ from dapcal.distances.column_checks import ABOVE, BELOW, FINE, MISSING, RARE, UN
 from dapcal.distances.column_statistics import Part
 from dapcal.distances.projectors import Identity
 from dapcal.evidence import COLUMNS
-from dapcal.tables.columns import Category, Number
-from dapcal.tables.encoder import Encoder
+from dapcal.tables.columns import Category
+from dapcal.tables.encoder import Column, Encoder
 
 _WORDS = {
     ABOVE: "high",
@@ -66,8 +66,8 @@ def unusual(
     ]
 
 
-def _part(column: Number | Category, start: int) -> Part:
-    if isinstance(column, Number):
+def _part(column: Column, start: int) -> Part:
+    if not isinstance(column, Category):
         mark = start + 1 if column.marked else None
         return Part(number=start, missing=mark, center=column.center, scale=column.scale)
     mark = start + column.width - 2 if column.marked else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from dapcal.tables.columns import Category, Number
+from dapcal.tables.dates import Date, Order
 from dapcal.tables.encoder import Encoder
 from dapcal.tables.targets import Classes, Numbers
 
@@ -47,20 +48,31 @@ def target_from_json(description: Mapping[str, Any]) -> Classes | Numbers:
     raise ValueError("The description of the target is damaged; fit and save the model again")
 
 
-def _column(description: Any) -> Number | Category:
+_FIELDS = {
+    "number": {"center", "scale"},
+    "category": {"levels", "rare"},
+    "date": {"center", "scale", "order", "has_times"},
+}
+
+
+def _column(description: Any) -> Number | Category | Date:
     _expect(isinstance(description, Mapping), "a column is not an object")
     kind = description.get("kind")
-    _expect(kind in ("number", "category"), f"a column is of kind {kind!r}")
-    fields = {"center", "scale"} if kind == "number" else {"levels", "rare"}
+    _expect(isinstance(kind, str) and kind in _FIELDS, f"a column is of kind {kind!r}")
+    fields = _FIELDS[kind]
     found = set(description) - {"marked"}  # which files of earlier versions do not have
     _expect(found == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
     name, missing = description["name"], description["missing"]
     marked = description.get("marked", missing)
     _expect(isinstance(name, str) and isinstance(missing, bool), "a column has no name")
     _expect(isinstance(marked, bool) and marked >= missing, f"column `{name}` has no place for missing values")
-    if kind == "number":
+    if kind != "category":
         center, scale = (_finite(description[field], name) for field in ("center", "scale"))
         _expect(scale > 0, f"column `{name}` has scale {scale}")
+        if kind == "date":
+            order, has_times = description["order"], description["has_times"]
+            _expect(order in get_args(Order) and isinstance(has_times, bool), f"column `{name}` has no order")
+            return Date(name, center, scale, missing, order, has_times)
         return Number(name, center, scale, missing, marked)
     levels, rare = _strings(description["levels"], name), _strings(description["rare"], name)
     _expect(len({*levels, *rare}) == len(levels) + len(rare) > 0, f"column `{name}` has a level twice, or none")

@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from dapcal.tables.columns import Category, Number, all_of, find, listed
+from dapcal.tables.dates import Date
 from dapcal.tables.fitting import fit_column
 from dapcal.tables.values import Kind
+
+Column = Number | Category | Date
 
 
 def fit_encoder(
@@ -26,8 +29,9 @@ def fit_encoder(
 ) -> Encoder:
     """Learn from the training rows how every column but the target is encoded.
 
-    Refused, because a number must be made of them first: dates and free text. Dropped with a note: columns without a
-    value, and texts that are different in every row (they name rows, and say nothing about new ones).
+    Refused, because a number must be made of it first: free text. Dropped with a note: columns with one value or none,
+    texts that are different in every row, and numbers that count the rows (they name rows, and say nothing about new
+    ones).
 
     Args:
         table: training rows, as `dapcal.tables.files.read` gives them.
@@ -42,7 +46,7 @@ def fit_encoder(
         raise ValueError(f"Column `{target}` is the target and cannot be dropped")
     if not len(table):
         raise ValueError("Expected at least one training row, got none")
-    columns: list[Number | Category] = []
+    columns: list[Column] = []
     notes: list[str] = []
     dropped = list(drop)
     problems = {name: problem for name, problem in (unusable or {}).items() if name not in drop}
@@ -90,7 +94,7 @@ class Encoder:
         notes: what was decided on the way, in words.
     """
 
-    columns: tuple[Number | Category, ...]
+    columns: tuple[Column, ...]
     target: str
     dropped: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -124,7 +128,8 @@ class Encoder:
     @property
     def expected(self) -> dict[str, Kind]:
         """Kinds of the columns, for `dapcal.tables.files.stream`."""
-        return {column.name: "number" if isinstance(column, Number) else "category" for column in self.columns}
+        kinds: dict[type, Kind] = {Number: "number", Category: "category", Date: "date"}
+        return {column.name: kinds[type(column)] for column in self.columns}
 
     def missing(self, x: Tensor) -> list[list[str]]:
         """The columns without a value, of every encoded row (N, P)."""
@@ -132,7 +137,7 @@ class Encoder:
         found: list[list[str]] = [[] for _ in range(len(x))]
         for column, part in self._parts(x.detach().cpu().numpy()):
             if column.marked:
-                place = 1 if isinstance(column, Number) else column.width - 2
+                place = column.width - 2 if isinstance(column, Category) else 1
                 for row in np.flatnonzero(part[:, place] > 0.5):
                     found[row].append(column.name)
         return found
@@ -168,7 +173,7 @@ class Encoder:
             f"{listed(absent)}; the table has: {listed(table.column_names)}"
         )
 
-    def _parts(self, matrix: np.ndarray) -> Iterator[tuple[Number | Category, np.ndarray]]:
+    def _parts(self, matrix: np.ndarray) -> Iterator[tuple[Column, np.ndarray]]:
         """Every column with its share of a matrix (N, P)."""
         start = 0
         for column in self.columns:

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapcal.tables.columns import MAX_LEVELS, Category, Number
-from dapcal.tables.values import is_number, is_text, numbers, texts
+from dapcal.tables.dates import Date, fit_date
+from dapcal.tables.values import is_number, is_text, numbers, short, texts
 
 _DATE = (
     r"^([0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./]([0-9]{4}|[0-9]{2}))"
@@ -20,16 +21,27 @@ _DATE = (
 )
 
 
-def fit_column(values: pa.ChunkedArray, name: str) -> tuple[Number | Category | None, str | None]:
+_CLOCK = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
+
+
+def fit_column(values: pa.ChunkedArray, name: str) -> tuple[Number | Category | Date | None, str | None]:
     """A fitted column, or None if it is of no use; and what there is to say about it."""
+    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        return fit_date(values, name) if len(values.drop_null()) else (None, f"column `{name}` has no values: left out")
     if pa.types.is_temporal(values.type):
-        raise ValueError(_date_advice(name))
+        raise ValueError(_time_advice(name))
     if is_number(values.type):
         return _fit_number(values, name)
     if is_text(values.type) or any(
         is_one(values.type) for is_one in (pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null)
     ):
-        return _fit_category(texts(values, name), name)
+        text = texts(values, name)
+        present = text.drop_null()
+        if len(present) and are_dates(present):
+            if pc.mean(pc.match_substring_regex(present, _CLOCK)).as_py() > 0.1:
+                raise ValueError(_time_advice(name))
+            return fit_date(text, name)
+        return _fit_category(text, name)
     raise ValueError(
         f"Column `{name}` holds {values.type}, which is neither number nor text; leave it out with --drop {quote(name)}"
     )
@@ -68,10 +80,14 @@ def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str 
         return None, f"column `{name}` has no values: left out"
     center, deviation = mean_and_deviation(present, name)
     note = None
+    if not deviation and len(present) == len(all_values) > 1:
+        return None, f"column `{name}` is {short(present[0])} in every row: left out"
     if len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
-        note = (
-            f"column `{name}` counts the rows: if it only names them, leave it out with --drop {quote(name)}, or every "
-            "new row will look far from the training data"
+        if present.min() in (0, 1):
+            return None, f"column `{name}` counts the rows, so it names them: left out"
+        note = (  # years, perhaps
+            f"column `{name}` is one more from row to row: if it only names them, leave it out with --drop "
+            f"{quote(name)}, or every new row will look far from the training data"
         )
     return Number(name, center, deviation or 1.0, missing=len(present) < len(all_values)), note
 
@@ -80,8 +96,6 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
     present = text.drop_null()
     if not len(present):
         return None, f"column `{name}` has no values: left out"
-    if are_dates(present):
-        raise ValueError(_date_advice(name))
     counts = sorted((-n["counts"], n["values"]) for n in pc.value_counts(present).to_pylist())
     distinct = len(counts)
     if distinct > max(10, len(present) / 2) and pc.mean(pc.count_substring(present, " ")).as_py() >= 3:
@@ -91,6 +105,8 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
         )
     if distinct == len(present) > 10:
         return None, f"column `{name}` is different in every row, so it names rows: left out"
+    if distinct == 1 and len(present) == len(text) > 1:
+        return None, f"column `{name}` is {short(counts[0][1])} in every row: left out"
     levels = [level for _, level in counts]
     note = None
     if distinct > MAX_LEVELS:
@@ -104,8 +120,8 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
     return Category(name, tuple(levels[:MAX_LEVELS]), tuple(levels[MAX_LEVELS:]), missing), note
 
 
-def _date_advice(name: str) -> str:
+def _time_advice(name: str) -> str:
     return (
-        f"Column `{name}` holds dates or times; make numbers of it (year, month, days since a day that matters), or "
-        f"leave it out with --drop {quote(name)}"
+        f"Column `{name}` holds times of the day or durations; make numbers of it (hours), or leave it out with --drop "
+        f"{quote(name)}"
     )

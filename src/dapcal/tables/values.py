@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Kind = Literal["number", "category"]
-"""What a column holds: numbers become float64, categories become texts."""
+Kind = Literal["number", "category", "date"]
+"""What a column holds: numbers become float64, categories become texts, dates stay as they are."""
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "null", "NULL", "None", "-", "?")
 """Texts that stand for a missing value."""
@@ -65,7 +65,7 @@ def converted(column: pa.ChunkedArray, kind: Kind, name: str, source: str, first
     """A column as what it is expected to hold."""
     if kind == "number":
         return _nullable(numbers(column, name, source, first_row))
-    return texts(column, name, source)
+    return column if kind == "date" and pa.types.is_temporal(column.type) else texts(column, name, source)
 
 
 def guessed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
