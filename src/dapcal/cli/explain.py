@@ -128,9 +128,13 @@ def _answer(subject: Subject, answer: Answer) -> str:
     if subject.classes:
         best = sorted(zip(answer.mean, subject.classes, strict=True), reverse=True)[:3]
         return ", ".join(f"{name} {100 * p:.1f} %" for p, name in best)
+    from dapcal.models.amounts import amount
+
     plain = _plain(subject, answer)
     ends = zip(plain["mean"], plain["lower"], plain["upper"], strict=True)
-    return ", ".join(f"{mean:.4g} (95 % interval {lower:.4g} to {upper:.4g})" for mean, lower, upper in ends)
+    return ", ".join(
+        f"{amount(mean)} (95 % interval {amount(lower)} to {amount(upper)})" for mean, lower, upper in ends
+    )
 
 
 def _far(found: Explanation, shown: Row | Picture) -> str:
@@ -166,9 +170,11 @@ def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
 
 
 def _targets(subject: Subject, rows: list[int]) -> list[str]:
+    from dapcal.models.amounts import amount
+
     y = subject.train.y[rows]
     if subject.has_labels:
         return [", ".join(n for n, there in zip(subject.classes, row, strict=True) if there) or "none" for row in y]
     if subject.classes:
         return [subject.classes[label] for label in y.tolist()]
-    return [", ".join(f"{value:.4g}" for value in values) for values in subject.unit.amounts(y.cpu()).tolist()]
+    return [", ".join(amount(value) for value in values) for values in subject.unit.amounts(y.cpu()).tolist()]

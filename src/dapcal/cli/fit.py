@@ -40,9 +40,9 @@ def fit(
 ) -> None:
     """Learn to predict a column of a table, and to know how far a row is from the training rows.
 
-    Numbers are standardised, texts are categories, dates get the cycles of year and week, missing values an indicator. A
-    fifth of the rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left out in turn, to
-    choose what distance does to predictions (--fast skips that).
+    Numbers are standardised, texts are categories, dates get the cycles of year and week, missing values an indicator.
+    A fifth of the rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left
+    out in turn, to choose what distance does to predictions (--fast skips that).
 
     Example: dapcal fit train.csv --target price -o house.dap
     """
@@ -123,7 +123,9 @@ def _widths(text: str) -> tuple[int, ...]:
 
 
 def _numbers(summary: Summary) -> str:
-    value = f"{summary.value:.4f}" if summary.measure == "accuracy" else f"{summary.value:.4g}"
+    from dapcal.models.amounts import amount
+
+    value = f"{summary.value:.4f}" if summary.measure == "accuracy" else amount(summary.value)
     radius = ", ".join(
         f"{name} {'none' if start is None else f'{start:.3g}'}" for name, start in summary.radius.items()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,7 @@ def predicted(
     excel_safe: bool = False,
 ) -> None:
     """Read, predict and write, batch by batch, and say how many inputs were flagged."""
+    from dapcal.models.against_targets import Judge, words
     from dapcal.models.drift import Sample, drifts
     from dapcal.models.formulas import SUFFIXES, Formulas
     from dapcal.models.table import TableModel
@@ -108,6 +110,7 @@ def predicted(
     reasons: Counter[str] = Counter()
     behind: Counter[str] = Counter()
     sample = Sample()
+    judge = Judge(model) if isinstance(model, TableModel) else None
     with model.writer(out) as write:
         for batch in source.batches:
             columns = model.columns(batch.x, level=level, alpha=alpha)
@@ -120,6 +123,8 @@ def predicted(
             reasons.update(filter(None, columns["reason"]))
             behind.update(f"`{name}` ({what})" for row in columns.get("unusual", ()) for name, what in row.items())
             sample.add(batch.x)
+            if judge is not None:
+                judge.add(columns, batch.targets)
             said.progress("predicting", rows, None if source.total is None else max(source.total, rows))
         all_written(source.total if source.is_exact and source.total is not None else rows, written, data)
     said.progress("predicting", rows, rows)
@@ -132,7 +137,12 @@ def predicted(
     if behind:
         found["unusual"] = dict(behind.most_common())
         why += "\nColumns behind flags: " + ", ".join(f"{name} {count:,}" for name, count in behind.most_common(_SHOWN))
-    if isinstance(model, TableModel):
+    if judge is not None and isinstance(model, TableModel):
+        if judge.problem is not None:
+            said.note(judge.problem)
+        if (quality := judge.found()) is not None:
+            found["quality"] = asdict(quality)
+            why += f"\n{words(quality, model.encoder.target, level)}"
         moved = drifts(model.encoder, model.train.x, sample())
         found["drift"] = [one._asdict() for one in moved]
         why += "".join(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, output, typer, writable
+
+if TYPE_CHECKING:
+    from dapcal.models.table import TableModel
 
 
 def report(
@@ -26,6 +30,7 @@ def report(
     """
     with output(as_json, quiet) as said:
         from dapcal.models import load
+        from dapcal.models.table import TableModel
         from dapcal.report import write
 
         writable(out, model, *([data] if data else []))
@@ -34,9 +39,26 @@ def report(
         new = None if data is None else loaded.inputs(data, MOST_NEW)
         if new is not None and len(new) == MOST_NEW:
             said.note(f"the report is about the first {MOST_NEW:,} rows of {data}")
-        write(loaded.subject(model.name, new, "new data" if data is None else data.name), out)
+        subject = loaded.subject(model.name, new, "new data" if data is None else data.name)
+        if data is not None and isinstance(loaded, TableModel):
+            subject = replace(subject, judged=_judged(loaded, data))
+        write(subject, out)
         said.progress("measuring", 1, 1)
         said.result({"file": str(out)}, f"Saved to {out}; open it in a browser")
 
 
 MOST_NEW = 20_000
+
+
+def _judged(model: TableModel, data: Path) -> tuple[tuple[str, str, str], ...]:
+    """What the targets of new rows say of predictions, where the file has them; the first rows of it."""
+    from dapcal.models.against_targets import Judge, table_of
+
+    judge, rows = Judge(model), 0
+    for batch in model.read(data).batches:
+        judge.add(model.columns(batch.x), batch.targets)
+        rows += len(batch.x)
+        if rows >= MOST_NEW or batch.targets is None:
+            break
+    found = judge.found()
+    return () if found is None else tuple(table_of(found))

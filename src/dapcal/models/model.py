@@ -118,6 +118,7 @@ class Batch(NamedTuple):
 
     beside: Mapping[str, Any]  # columns that are written before the predictions: what tells the inputs apart
     x: Tensor  # (N, ...) as the network takes them
+    targets: Any = None  # as a table's file has them; None where it has none
 
 
 class Source(NamedTuple):

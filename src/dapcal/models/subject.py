@@ -56,6 +56,7 @@ class Subject:
             `calibrated` knows of.
         gaps: what gap cross-validation chose, where it was asked.
         drifts: of a table: columns of `new` that differ from training as a whole.
+        judged: of a table: what targets among the new data say: what, value, and that of the trivial answer.
         missing: of a table: inputs to the columns without a value, of each.
         unusual: of a table: inputs to the columns that are unusual by themselves, and what is unusual about them.
     """
@@ -75,6 +76,7 @@ class Subject:
     judges: Tensor | None = None
     gaps: GapChoice | None = None
     drifts: tuple[Drift, ...] = ()
+    judged: tuple[tuple[str, str, str], ...] = ()
     missing: Callable[[Tensor], list[list[str]]] | None = None
     unusual: Callable[[Tensor], list[dict[str, str]]] | None = None
 

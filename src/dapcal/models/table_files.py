@@ -32,7 +32,8 @@ def read(encoder: Encoder, path: Path, keep: Sequence[str] = ()) -> Source:
             encoded = encoder(table, rows + 1)
             rows += len(table)
             met.add(encoded)
-            yield Batch({name: table[name] for name in keep}, encoded.x)
+            targets = table[encoder.target] if encoder.target in columns else None
+            yield Batch({name: table[name] for name in keep}, encoded.x, targets)
         if not rows:
             raise ValueError(f"{path} has a header and no rows; there is nothing to predict")
 

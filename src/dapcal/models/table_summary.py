@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dapcal.data import Labelled
+from dapcal.models.amounts import amount
 from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL
@@ -111,9 +112,9 @@ def words(summary: Summary, target: str) -> str:
         )
         good += f"{100 * summary.constant:.1f} %)"
     else:
-        good = f"off by {summary.value:.4g} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
+        good = f"off by {amount(summary.value)} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
         held = f"{100 * (summary.coverage or 0):.0f} % of them"
-        good += f"{summary.constant:.4g}); its {100 * LEVEL:.0f} % intervals hold {held}"
+        good += f"{amount(summary.constant)}); its {100 * LEVEL:.0f} % intervals hold {held}"
     names = [f"`{' '.join(name.split())}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
     looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."
     where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"

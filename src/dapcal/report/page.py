@@ -18,6 +18,7 @@ from dapcal.report.questions import (
     gaps,
     highest_scores,
     how_sure,
+    new_quality,
     phi,
     plane,
     settings,
@@ -32,6 +33,7 @@ def page(examples: Examples) -> str:
     highest = highest_scores.measure(examples)
     answers = [
         ("quality", "How good is it?", accuracy.section(examples, good, sure)),
+        ("new-quality", "How good is it on the new data?", new_quality.section(examples)),
         ("calibration", "Does it know how good it is?", how_sure.section(examples, sure)),
         ("plane", "What it knows, and where", plane.section(examples, plane.measure(examples))),
         ("away", "What does it do away from its data?", away_from_data.section(examples, away)),

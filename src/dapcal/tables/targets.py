@@ -66,7 +66,7 @@ class Classes:
 
     def encode(self, column: pa.ChunkedArray, first_row: int = 1, name: str = "target") -> Tensor:
         """Positions of the labels, (N,) long; a missing or unknown label is refused."""
-        text = _labels(column, self.original, name, first_row)
+        text = labels_of(column, self.original, name, first_row)
         found = pc.fill_null(pc.index_in(text, pa.array(self.labels, pa.string())), -1).to_numpy()
         if len(found) and found.min() < 0:
             row = int(np.argmin(found))
@@ -160,7 +160,7 @@ def _present(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 def _fit_classes(column: pa.ChunkedArray, name: str) -> Classes:
     original = _original(column.type)
-    counts = pc.value_counts(_labels(column, original, name).drop_null()).to_pylist()
+    counts = pc.value_counts(labels_of(column, original, name).drop_null()).to_pylist()
     labels = [count["values"] for count in counts]
     if len(labels) < 2:
         raise ValueError(f"The target has one class only ({labels[0]!r}); give rows of at least two")
@@ -202,7 +202,7 @@ def _original(kind: pa.DataType) -> Original:
     return "boolean" if pa.types.is_boolean(kind) else "text"
 
 
-def _labels(column: pa.ChunkedArray, original: Original, name: str, first_row: int = 1) -> pa.ChunkedArray:
+def labels_of(column: pa.ChunkedArray, original: Original, name: str, first_row: int = 1) -> pa.ChunkedArray:
     """A column of classes as texts, null where missing."""
     if original != "number":
         return texts(column, name)
