@@ -198,7 +198,7 @@ def test_a_matrix_in_an_npz_file_is_columns(tmp_path):
         (",area\n0,2\n", r"column 1 has no name; name it in the header, or write .* \(pandas: index=False\)"),
         ("1.5,2,3\n4,5,6\n", "has no header, its first line holds numbers alone"),
         (b"PAR1" + bytes(50), "is a Parquet file; name it .parquet"),
-        (b"PK\x03\x04" + bytes(50), "is a zip archive; export the sheet as CSV"),
+        (b"PK\x03\x04" + bytes(50), "is a zip archive; name it .xlsx if Excel wrote it"),
         (gzip.compress(b"a,b\n1,2\n", mtime=0), "compressed by gzip; name it .csv.gz"),
         ("a,b\n1,2\n".encode("utf-16"), "UTF-16; save it as UTF-8"),
         ("a,b\n1,2\n".encode("utf-16-le"), "holds binary data"),
@@ -347,7 +347,7 @@ def test_a_wrong_value_in_a_later_batch_is_named_with_its_row(write, value, told
     ("name", "match"),
     [
         ("t.txt", "name it .csv if commas"),
-        ("t.xlsx", "export the sheet as CSV"),
+        ("t.xls", "save it as .xlsx, or export the sheet as CSV"),
         ("t.npy", "save it with names"),
         ("t.gz", "convert it"),
         ("t", "convert it"),
@@ -355,7 +355,7 @@ def test_a_wrong_value_in_a_later_batch_is_named_with_its_row(write, value, told
 )
 def test_other_formats(write, name, match):
     with pytest.raises(
-        ValueError, match=f"Expected a .csv, .tsv, .csv.gz, .parquet or .npz file, got .*{match}"
+        ValueError, match=f"Expected a .csv, .tsv, .csv.gz, .parquet, .xlsx or .npz file, got .*{match}"
     ) as error:
         columns_of(write("a,b\n1,2\n", name))
     assert one_line(error)

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 
 WRITERS = {  # functions that write, by file
     "docs/figures.py": {"main"},
+    "src/dapcal/cli/common.py": {"given"},
     "src/dapcal/saving.py": {"save"},
     "src/dapcal/deploy/programs.py": {"to_onnx"},
     "src/dapcal/experiments/datasets/decoded.py": {"_write"},

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -82,6 +83,25 @@ class Output:
             typer.echo(in_json(json.dumps({**data, "notes": self.notes}, ensure_ascii=False, allow_nan=False)))
         elif not self.quiet:
             typer.echo(shown(words))
+
+
+@contextmanager
+def given(path: Path) -> Iterator[Path]:
+    """A file as it was named, or what comes on standard input (-), as a file that is gone afterwards."""
+    if str(path) != "-":
+        yield path
+        return
+    from dapcal.files import complete_or_absent
+
+    content = sys.stdin.buffer.read()
+    if not content.strip():
+        raise ValueError("Standard input (-) is empty; expected a table with a header")
+    suffix = ".parquet" if content.startswith(b"PAR1") else ".csv.gz" if content.startswith(b"\x1f\x8b") else ".csv"
+    with tempfile.TemporaryDirectory() as folder:
+        copied = Path(folder) / f"standard-input{suffix}"
+        with complete_or_absent(copied) as part:
+            part.write_bytes(content)
+        yield copied
 
 
 @contextmanager

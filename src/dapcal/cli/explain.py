@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, output, too_few, typer
+from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, given, output, too_few, typer
 from dapcal.records import ALPHA
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def explain(
 
     Example: dapcal explain house.dap new.csv --row 7
     """
-    with output(as_json, quiet) as said:
+    with output(as_json, quiet) as said, given(data) as data:
         from dapcal.explain import explain as explained
         from dapcal.models import load
 

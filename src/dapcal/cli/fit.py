@@ -6,7 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from dapcal.cli.common import MAX_SEED, Device, Json, Quiet, Sign, check_key, checked, output, too_few, typer, writable
+from dapcal.cli.common import (
+    MAX_SEED,
+    Device,
+    Json,
+    Quiet,
+    Sign,
+    check_key,
+    checked,
+    given,
+    output,
+    too_few,
+    typer,
+    writable,
+)
 from dapcal.types import ALPHA
 
 if TYPE_CHECKING:
@@ -14,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def fit(
-    train: Annotated[Path, typer.Argument(readable=False, help="Table with a header: .csv, .tsv, .parquet or .npz.")],
+    train: Annotated[
+        Path, typer.Argument(readable=False, help="Table with a header: .csv, .tsv, .parquet, .xlsx, .npz, or -.")
+    ],
     target: Annotated[str, typer.Option(help="Column to be predicted.")],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="File for the model, e.g. house.dap.")],
     task: Annotated[str | None, typer.Option(help="classification or regression; guessed from the target.")] = None,
@@ -46,7 +61,7 @@ def fit(
 
     Example: dapcal fit train.csv --target price -o house.dap
     """
-    with output(as_json, quiet) as said:
+    with output(as_json, quiet) as said, given(train) as train:
         from dapcal import tables
         from dapcal.models import table_fitting
         from dapcal.models.table_summary import summarise, words

@@ -16,6 +16,7 @@ from dapcal.cli.common import (
     Quiet,
     all_written,
     checked,
+    given,
     output,
     too_few,
     typer,
@@ -44,7 +45,8 @@ def predict(
         Path,
         typer.Argument(
             readable=False,
-            help="Table with the same columns: .csv, .tsv, .parquet or .npz; of texts with their column; for your "
+            help="Table with the same columns: .csv, .tsv, .parquet, .xlsx or .npz, or - for standard input; of texts "
+            "with their column; for your "
             "network an npz file with an array x (N, ...), or a folder of images.",
         ),
     ],
@@ -75,7 +77,7 @@ def predict(
 
     Example: dapcal predict house.dap new.csv -o out.csv
     """
-    with output(as_json, quiet) as said:
+    with output(as_json, quiet) as said, given(data) as data:
         from dapcal.models import load
         from dapcal.models.model import Reading
 

@@ -1,4 +1,4 @@
-"""CSV, TSV, Parquet and npz files as pyarrow tables, whole or in batches; what is wrong with one is said in one line.
+"""Files of CSV, TSV, Parquet, Excel and npz as pyarrow tables, whole or in batches; what is wrong is said in one line.
 
 The suffix names the format, and `dapcal.tables.values` says how values are read. Rows count from 1, without header.
 """
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dapcal.tables.columns import all_of, listed, nearest
 from dapcal.tables.delimited import open_delimited
+from dapcal.tables.excel import open_excel
 from dapcal.tables.sources import Source, batches_of, check_width, head_of, in_one_line
 from dapcal.tables.typed import open_npz, open_parquet
 from dapcal.tables.values import Kind, converted, guessed
@@ -30,7 +31,7 @@ def read(
     A column of a CSV file is a number if all of its values are; Parquet and npz columns keep their types.
 
     Args:
-        path: .csv or .tsv (also .csv.gz, .tsv.gz), .parquet or .pq, or .npz.
+        path: .csv or .tsv (also .csv.gz, .tsv.gz), .parquet or .pq, .xlsx, or .npz.
         expected: kinds of columns that are not to be guessed, e.g. {"postcode": "category"}.
         drop: columns that nobody will look at: whatever they hold, it stays as it is.
         unusable: takes up columns that cannot be used, and why, in place of an error; they stay texts.
@@ -116,13 +117,14 @@ def _reader(path: Path) -> Callable[[Path, int], Source]:
         return open_parquet
     if suffix == ".npz":
         return open_npz
+    if suffix == ".xlsx":
+        return open_excel
     advice = {
         ".txt": "name it .csv if commas or semicolons separate its values, .tsv if tabs do",
-        ".xlsx": "export the sheet as CSV (in Excel: CSV UTF-8)",
-        ".xls": "export the sheet as CSV (in Excel: CSV UTF-8)",
+        ".xls": "save it as .xlsx, or export the sheet as CSV (in Excel: CSV UTF-8)",
         ".npy": "save it with names: numpy.savez(path, x=x, y=y)",
     }.get(suffix, "convert it")
-    raise ValueError(f"Expected a .csv, .tsv, .csv.gz, .parquet or .npz file, got {path}; {advice}")
+    raise ValueError(f"Expected a .csv, .tsv, .csv.gz, .parquet, .xlsx or .npz file, got {path}; {advice}")
 
 
 def _check_head(path: Path, head: bytes, reader: Callable[[Path, int], Source]) -> None:
@@ -133,6 +135,8 @@ def _check_head(path: Path, head: bytes, reader: Callable[[Path, int], Source]) 
         raise ValueError(f"{path} is not a Parquet file; if it is text, name it .csv")
     if reader is open_npz and not head.startswith(b"PK"):
         raise ValueError(f"{path} is not an npz file; write it with numpy.savez")
+    if reader is open_excel and not head.startswith(b"PK"):
+        raise ValueError(f"{path} is not an Excel file of the format .xlsx; if it is text, name it .csv")
     if reader is not open_delimited:
         return
     if path.suffix.lower() == ".gz":
@@ -141,7 +145,7 @@ def _check_head(path: Path, head: bytes, reader: Callable[[Path, int], Source]) 
         return
     others = {
         b"PAR1": "a Parquet file; name it .parquet",
-        b"PK\x03\x04": "a zip archive; export the sheet as CSV if it is one of Excel, name it .npz if NumPy wrote it",
+        b"PK\x03\x04": "a zip archive; name it .xlsx if Excel wrote it, .npz if NumPy did",
         b"\x1f\x8b": "compressed by gzip; name it .csv.gz",
         b"\xff\xfe": "text in UTF-16; save it as UTF-8 (in Excel: CSV UTF-8)",
         b"\xfe\xff": "text in UTF-16; save it as UTF-8 (in Excel: CSV UTF-8)",
