@@ -50,6 +50,7 @@ class Subject:
         features: flat inputs: for each input column the name of the table's column that it comes from.
         axes: inputs that two numbers decide: what the two are called and how they are shown; other input columns,
             such as marks of missing values, are 0 in training.
+        numbers: flat inputs: those columns of the table that hold numbers, and how they are shown.
         new: further inputs to report on.
         new_name: what those are called.
         judges: rows of `held_out` that p-values are read from, on which nothing was chosen; by default those that
@@ -71,6 +72,7 @@ class Subject:
     unit: Unit = field(default_factory=Unit)
     features: tuple[str, ...] = ()
     axes: tuple[Axis, Axis] | None = None
+    numbers: tuple[Axis, ...] = ()
     new: Tensor | None = None
     new_name: str = "new data"
     judges: Tensor | None = None

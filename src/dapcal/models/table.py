@@ -188,6 +188,7 @@ class TableModel:
             unit=self.unit,
             features=self.encoder.names,
             axes=self._axes(),
+            numbers=self._numbers(),
             new=new,
             new_name=new_name,
             judges=self._rows_of_halves()[1],
@@ -238,6 +239,14 @@ class TableModel:
         named = [", ".join(cells) for cells in written.pop("missing")]
         reasons = ["; ".join(f"{name}: {what}" for name, what in row.items()) for row in written.pop("unusual")]
         return pa.table({**written, "missing": pa.array(named, pa.string()), "unusual": pa.array(reasons, pa.string())})
+
+    def _numbers(self) -> tuple[Axis, ...]:
+        found, start = [], 0
+        for column in self.encoder.columns:
+            if isinstance(column, Number):
+                found.append(Axis(column.name, column.center, column.scale, start))
+            start += column.width
+        return tuple(found)
 
     def _axes(self) -> tuple[Axis, Axis] | None:
         """Of a table of two numbers and nothing else."""

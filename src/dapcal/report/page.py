@@ -13,6 +13,7 @@ from dapcal.report.predictions import quietly
 from dapcal.report.questions import (
     accuracy,
     away_from_data,
+    column_effects,
     doubtful,
     drift,
     gaps,
@@ -35,6 +36,7 @@ def page(examples: Examples) -> str:
         ("quality", "How good is it?", accuracy.section(examples, good, sure)),
         ("new-quality", "How good is it on the new data?", new_quality.section(examples)),
         ("calibration", "Does it know how good it is?", how_sure.section(examples, sure)),
+        ("columns", "What does it look at?", column_effects.section(examples, column_effects.measure(examples))),
         ("plane", "What it knows, and where", plane.section(examples, plane.measure(examples))),
         ("away", "What does it do away from its data?", away_from_data.section(examples, away)),
         ("drift", "Which columns are not what they were?", drift.section(examples)),

@@ -103,6 +103,14 @@ article { margin: 1.3rem 0 1.8rem; min-width: 0; }
 ul.plain { padding-left: 1.1rem; max-width: 46rem; } ul.plain li { margin: .25rem 0; }
 footer { color: var(--soft); font-size: .85rem; padding: 2rem 1.1rem 3rem; }
 @media (max-width: 30rem) { body { font-size: 15px; } svg text { font-size: 12px; } }
+@media (max-width: 40rem) {
+  .highest, .highest tbody, .highest thead, .highest caption { display: block; }
+  .highest tr { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); padding: .2rem 0; }
+  .highest tbody th { grid-column: 1 / -1; padding: .2rem 0 0; }
+  .highest thead th:first-child { display: none; }
+  .highest td, .highest th { white-space: normal; overflow-wrap: anywhere; padding: .1rem .3rem .1rem 0; border: 0; }
+  .highest tr { border-bottom: 1px solid var(--rule); }
+}
 @media print {
   :root, :root[data-theme=dark], :root:not([data-theme=light]) { """
     + _LIGHT
