@@ -46,8 +46,7 @@ def predict(
         typer.Argument(
             readable=False,
             help="Table with the same columns: .csv, .tsv, .parquet, .xlsx or .npz, or - for standard input; of texts "
-            "with their column; for your "
-            "network an npz file with an array x (N, ...), or a folder of images.",
+            "with their column; for your network an npz file with an array x (N, ...), or a folder of images.",
         ),
     ],
     out: Annotated[
