@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dapcal import recipes
+from dapcal.explain import Explanation, explainer
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
 from dapcal.predictive import Prediction
 from dapcal.types import ALPHA, LEVEL
@@ -22,11 +23,14 @@ from dapcal.types import ALPHA, LEVEL
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from dapcal.distances import Space
+    from dapcal.tables.encoder import Encoder
+
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d
 except ImportError as error:
     raise ImportError("dapcal.sklearn needs scikit-learn; install it with: pip install 'dapcal[sklearn]'") from error
 try:
@@ -103,7 +107,32 @@ class _DistanceAware(BaseEstimator):
         """p-value minus `alpha`, (N,): negative = out of distribution, as scikit-learn's outlier detectors count."""
         return self.ood_p_value(X) - self.alpha
 
-    def _fit(self, X: np.ndarray, y: Tensor, likelihood: Likelihood, outputs: int) -> Self:
+    def explain(self, X: Any, neighbours: int = 5) -> list[Explanation]:
+        """Why predictions are what they are, one explanation a row: nearest training rows, far columns, evidence.
+
+        Args:
+            X: inputs, (N, P).
+            neighbours: how many training rows to name, by their place in `train_x_`.
+        """
+        check_is_fitted(self)
+        x = self._encoded(X)
+        names = tuple(getattr(self, "feature_names_in_", ())) if self.encoder_ is None else self.encoder_.names
+        explained = explainer(self.calibrated_, self.train_x_, names, min(neighbours, len(self.train_x_)))
+        return [explained(x[row : row + 1].to(self.train_x_.device)) for row in range(len(x))]
+
+    def _taken(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        """Inputs and targets, checked; a DataFrame with texts, categories, dates or missing cells stays one."""
+        self.encoder_: Encoder | None = None
+        if not _is_mixed(X):
+            return validate_data(self, X, y, dtype=np.float64, **options)
+        if y is None:
+            raise ValueError("This estimator requires y to be passed, but the target y is None")
+        validate_data(self, X, skip_check_array=True)
+        y = column_or_1d(y, dtype=np.float64 if options.get("y_numeric") else None)
+        check_consistent_length(X, y)
+        return X, y
+
+    def _fit(self, X: Any, y: Tensor, likelihood: Likelihood, outputs: int) -> Self:
         recipe = recipes.Recipe(
             posterior=self.posterior,
             hidden=tuple(self.hidden),
@@ -120,20 +149,41 @@ class _DistanceAware(BaseEstimator):
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             device=self.device,
         )
-        self.center_, self.scale_ = X.mean(0), X.std(0)
-        constant = self.scale_ <= 10 * np.finfo(X.dtype).eps * np.abs(self.center_)
-        self.scale_[constant] = 1.0
-        fitted = recipes.fit(self._standardised(X), y, likelihood, outputs, recipe)
-        self.calibrated_, self.gaps_ = fitted.calibrated, fitted.gaps
+        evidence: tuple[Space, ...] = ()
+        if isinstance(X, np.ndarray):
+            self.center_, self.scale_ = X.mean(0), X.std(0)
+            constant = self.scale_ <= 10 * np.finfo(X.dtype).eps * np.abs(self.center_)
+            self.scale_[constant] = 1.0
+            x = self._standardised(X)
+        else:
+            from dapcal.tables.column_space import column_space
+            from dapcal.tables.encoder import fit_encoder
+
+            table = _table(X)
+            target = "y" + "_" * max(map(len, table.column_names))  # the name of no column
+            self.encoder_ = fit_encoder(table.append_column(target, [[0] * len(X)]), target)
+            x, evidence = self.encoder_(table).x, (column_space(self.encoder_),)
+            y = y.float() if y.is_floating_point() else y
+        fitted = recipes.fit(x, y, likelihood, outputs, recipe, evidence=evidence)
+        self.calibrated_, self.gaps_, self.train_x_ = fitted.calibrated, fitted.gaps, fitted.train.x
         return self
 
     def _read(self, X: Any, *parts: Callable[[Prediction], Tensor | list[str]]) -> list[np.ndarray]:
         """Parts of the predictions at X, each (N, ...), numbers in float64."""
         check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64)
-        predictions = self.calibrated_.batches(self._standardised(X), CHUNK)
+        predictions = self.calibrated_.batches(self._encoded(X), CHUNK)
         chunks = [[part(prediction) for part in parts] for prediction in predictions]
         return [np.concatenate([_plain(value) for value in values]) for values in zip(*chunks, strict=True)]
+
+    def _encoded(self, X: Any) -> Tensor:
+        """Inputs as the networks take them."""
+        encoder: Encoder | None = getattr(self, "encoder_", None)  # what an earlier version pickled has none
+        if encoder is None:
+            return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+        if not hasattr(X, "iloc"):
+            raise ValueError("Expected a DataFrame with the columns that the estimator was fitted on; got an array")
+        validate_data(self, X, reset=False, skip_check_array=True)
+        return encoder(_table(X)).x
 
     def _standardised(self, X: np.ndarray) -> Tensor:
         return torch.from_numpy((X - self.center_) / self.scale_)
@@ -180,7 +230,7 @@ class DistanceAwareClassifier(ClassifierMixin, _DistanceAware):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Hold out some rows, train on the others, and calibrate."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
+        X, y = self._taken(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         return self._fit(X, torch.from_numpy(labels), Categorical(), len(self.classes_))
@@ -242,7 +292,7 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Hold out some rows, train on the others, and calibrate."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        X, y = self._taken(X, y, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
         self.unit_ = (float(y.mean()), float(y.std()) or 1.0)
         return self._fit(X, torch.from_numpy((y - self.unit_[0]) / self.unit_[1]), Gaussian(), 1)
@@ -263,6 +313,10 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
         if return_std:
             raise ValueError("Expected `return_std` or `interval`, got both; predict_frame(X) gives both")
         return tuple(map(self._shown, self._read(X, _mean, *_ends(interval))))
+
+    def predict_interval(self, X: Any, level: float = LEVEL) -> np.ndarray:
+        """Lower and upper end of the interval that holds a target with probability `level`, (N, 2)."""
+        return np.stack([self._shown(end) for end in self._read(X, *_ends(level))], 1)
 
     def predict_frame(self, X: Any, interval: float = LEVEL) -> DataFrame:
         """All that is known of the predictions, with the index of X.
@@ -285,6 +339,25 @@ class DistanceAwareRegressor(RegressorMixin, _DistanceAware):
 
     def _shown(self, target: np.ndarray) -> np.ndarray:
         return self.unit_[0] + self.unit_[1] * target
+
+
+def _is_mixed(X: Any) -> bool:
+    """Whether X is a DataFrame with columns that are not plain numbers, or with missing cells."""
+    if not (hasattr(X, "iloc") and hasattr(X, "dtypes") and hasattr(X, "columns")):
+        return False
+    plain = all(isinstance(kind, np.dtype) and kind.kind in "biuf" for kind in X.dtypes)
+    return len(X) > 0 and X.shape[1] > 0 and (not plain or bool(X.isna().to_numpy().any()))
+
+
+def _table(X: Any) -> Any:
+    """A DataFrame as a table of Arrow's, without its index."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(
+            "DataFrames with texts need pyarrow; install it with: pip install 'dapcal[tables]'"
+        ) from error
+    return pa.Table.from_pandas(X, preserve_index=False)
 
 
 _COMMON: dict[str, Callable[[Prediction], Tensor]] = {

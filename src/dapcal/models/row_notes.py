@@ -85,7 +85,7 @@ def _spellings(found: Counter[str], known: Sequence[str]) -> str:
     """The most frequent of unknown levels, each with the known one that was probably meant."""
     texts = []
     for level, _ in found.most_common(_SHOWN):
-        near = nearest(level, known)
+        near = nearest(level, known) if any(map(str.isalpha, level)) else None  # of codes every one is near another
         texts.append(short(level) + (f"; did you mean {short(near)}?" if near else ""))
     return ", ".join(texts) + (", …" if len(found) > _SHOWN else "")
 

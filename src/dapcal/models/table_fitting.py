@@ -11,9 +11,9 @@ from torch import Tensor
 from dapcal import recipes
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
-from dapcal.models.unusual import column_space
 from dapcal.progress import Stages
 from dapcal.recipes import Recipe
+from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, TaskName, fit_target, guess, with_target

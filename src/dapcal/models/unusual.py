@@ -1,4 +1,4 @@
-"""The columns behind a flag, in words, and the space that a table's columns are checked in."""
+"""The columns behind a flag, in words."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dapcal.calibrate import Calibrated
-from dapcal.distances import Space
-from dapcal.distances.column_checks import ABOVE, BELOW, FINE, MISSING, RARE, UNLIKE, ColumnChecks, Columns
-from dapcal.distances.column_statistics import Part
+from dapcal.distances.column_checks import ABOVE, BELOW, FINE, MISSING, RARE, UNLIKE, ColumnChecks
 from dapcal.distances.projectors import Identity
-from dapcal.evidence import COLUMNS
-from dapcal.tables.columns import Category
-from dapcal.tables.encoder import Column, Encoder
 
 _WORDS = {
     ABOVE: "high",
@@ -23,20 +18,6 @@ _WORDS = {
     MISSING: "missing",
     UNLIKE: "unlike what the other columns let expect",
 }
-
-
-def column_space(encoder: Encoder) -> Space:
-    """Where the columns of encoded rows are checked one by one."""
-    return Space(Identity(), Columns(parts_of(encoder)), radius=None, name=COLUMNS)
-
-
-def parts_of(encoder: Encoder) -> tuple[Part, ...]:
-    """Where the inputs of every column stand."""
-    parts, start = [], 0
-    for column in encoder.columns:
-        parts.append(_part(column, start))
-        start += column.width
-    return tuple(parts)
 
 
 def checks_of(calibrated: Calibrated) -> ColumnChecks | None:
@@ -64,11 +45,3 @@ def unusual(
         {names[finding.column]: _WORDS[finding.kind] for finding in row if finding.surprise >= enough}
         for row in checks.findings(Identity()(x), most)
     ]
-
-
-def _part(column: Column, start: int) -> Part:
-    if not isinstance(column, Category):
-        mark = start + 1 if column.marked else None
-        return Part(number=start, missing=mark, center=column.center, scale=column.scale)
-    mark = start + column.width - 2 if column.marked else None
-    return Part(codes=tuple(range(start, start + column.width)), missing=mark)
