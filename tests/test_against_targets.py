@@ -93,3 +93,11 @@ def test_predict_and_report_tell_it(models, tmp_path):
         page = tmp_path / "report.html"
         assert run("report", tmp_path / "m.dap", "--data", tmp_path / "new.csv", "-o", page).exit_code == 0
         assert "How good is it on the new data?" in page.read_text(encoding="utf-8")
+
+
+def test_targets_beyond_all_numbers_leave_no_answer_but_null(models, tmp_path):
+    models["price"].save(tmp_path / "m.dap")
+    (tmp_path / "new.csv").write_text("area,rooms,price\n80,3,1e300\n")
+    done = run("predict", tmp_path / "m.dap", tmp_path / "new.csv", "-o", tmp_path / "out.csv", "--json", "--quiet")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["quality"]["value"] is None

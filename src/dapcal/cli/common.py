@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 import tempfile
@@ -80,9 +81,19 @@ class Output:
         """The outcome: as JSON (with the notes), in words, or not at all."""
         self.bars.stop()  # they would be drawn over it
         if self.as_json:
-            typer.echo(in_json(json.dumps({**data, "notes": self.notes}, ensure_ascii=False, allow_nan=False)))
+            told = json.dumps(_finite({**data, "notes": self.notes}), ensure_ascii=False, allow_nan=False)
+            typer.echo(in_json(told))
         elif not self.quiet:
             typer.echo(shown(words))
+
+
+def _finite(value: Any) -> Any:
+    """The same with null in place of numbers that JSON does not have, such as the error of targets beyond 1e200."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

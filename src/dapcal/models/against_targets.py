@@ -109,8 +109,9 @@ class Judge:
         known = ~np.isnan(true)
         prediction, lower, upper = (columns[name].reshape(-1)[known] for name in ("prediction", "lower", "upper"))
         true = true[known]
-        self.squared += float(((prediction - true) ** 2).sum())
-        self.squared_constant += float(((self._mean() - true) ** 2).sum())
+        with np.errstate(over="ignore"):  # of targets beyond 1e154 no error is told
+            self.squared += float(((prediction - true) ** 2).sum())
+            self.squared_constant += float(((self._mean() - true) ** 2).sum())
         if self.edges is None and len(prediction):  # the first batch tells what is low and what is high
             self.edges = np.quantile(prediction, np.arange(1, _GROUPS) / _GROUPS)
         if self.edges is not None:
