@@ -29,7 +29,7 @@ def fit_encoder(
 ) -> Encoder:
     """Learn from the training rows how every column but the target is encoded.
 
-    Refused, because a number must be made of it first: free text. Dropped with a note: columns with one value or none,
+    Refused, because a number must be made of it first: free text. Dropped with a note: columns without a value,
     texts that are different in every row, and numbers that count the rows (they name rows, and say nothing about new
     ones).
 

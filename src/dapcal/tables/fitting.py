@@ -81,8 +81,8 @@ def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str 
     center, deviation = mean_and_deviation(present, name)
     note = None
     if not deviation and len(present) == len(all_values) > 1:
-        return None, f"column `{name}` is {short(present[0])} in every row: left out"
-    if len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
+        note = _constant(name, present[0])
+    elif len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
         if present.min() in (0, 1):
             return None, f"column `{name}` counts the rows, so it names them: left out"
         note = (  # years, perhaps
@@ -105,10 +105,8 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
         )
     if distinct == len(present) > 10:
         return None, f"column `{name}` is different in every row, so it names rows: left out"
-    if distinct == 1 and len(present) == len(text) > 1:
-        return None, f"column `{name}` is {short(counts[0][1])} in every row: left out"
     levels = [level for _, level in counts]
-    note = None
+    note = _constant(name, levels[0]) if distinct == 1 and len(present) == len(text) > 1 else None
     if distinct > MAX_LEVELS:
         kept = -sum(n for n, _ in counts[:MAX_LEVELS]) / len(present)
         note = (
@@ -118,6 +116,11 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
     missing = len(present) < len(text)
     note = note or alike(levels, f"column `{name}`")
     return Category(name, tuple(levels[:MAX_LEVELS]), tuple(levels[MAX_LEVELS:]), missing), note
+
+
+def _constant(name: str, value: object) -> str:
+    """It stays, as evidence: a row of another kind than all training rows must not pass as one of them."""
+    return f"column `{name}` is {short(value)} in every row: it tells nothing, and another value will count as unusual"
 
 
 def _time_advice(name: str) -> str:
