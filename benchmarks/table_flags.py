@@ -69,7 +69,7 @@ def main(folder: str = "build", seeds: str = "2", *only: str) -> None:
     results: dict[str, Any] = {
         "experiment": "table-flags",
         "seeds": int(seeds),
-        "recipe": "fast",
+        "recipe": "fast, 3 members",
         "python": platform.python_version(),
         **{name: module.__version__ for name, module in versions.items()},
         "tables": {},
