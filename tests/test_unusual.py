@@ -48,6 +48,14 @@ def test_a_row_of_blanks_is_flagged_and_every_blank_is_named(model):
     assert model.predict(table).table["missing"].to_pylist() == [""]
 
 
+def test_a_module_says_the_same_of_columns(model):
+    x = model.encoder(changed(houses(20, seed=3), "area", [800.0] * 10 + [80.0] * 10)).x
+    own, deployed = model.calibrated(x), model.calibrated.module()(x)
+    torch.testing.assert_close(deployed.ood_score, own.ood_score)
+    assert torch.equal(deployed.ood_p_value, own.ood_p_value)
+    assert len(own.ood_p_value.unique()) > 2
+
+
 def test_one_wrong_unit_among_twenty_three_columns_is_flagged_and_named(model):
     table = houses(40, seed=2)
     wrong = changed(table, "area", [10.764 * value for value in table["area"].to_pylist()])

@@ -105,6 +105,8 @@ class Deployed(nn.Module):
         self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
         settings = vars(posterior.likelihood)
         self.settings = tuple(settings)  # names: temperature, noise, ...
+        names = ("beside", "alone", "sum_center", "sum_scale")
+        self.combination = {name: getattr(evidence, name) for name in names}
         radii = [(0.0, 1.0) if s.radius is None else (s.radius.start, s.radius.unit) for s in distance.spaces]
         numbers = {
             "start": [[start] for start, _ in radii],
@@ -144,7 +146,8 @@ class Deployed(nn.Module):
         adjust = Revert(limit) if self.reverts else Inflate(limit=limit)
         adjusted = adjust(Seen(likelihood, outputs), x)
         base = adjusted(torch.zeros_like(distance))
-        score = Evidence((), self.center, self.scale, self.held_out).score(pieces_of(likelihood, base, raw, further))
+        evidence = Evidence((), self.center, self.scale, self.held_out, **self.combination)
+        score = evidence.score(pieces_of(likelihood, base, raw, further))
         # what `Evidence.p_value` finds by a sorted search, which ONNX does not have
         p_value = (1 + (self.held_out >= score[:, None]).sum(1)).double() / (len(self.held_out) + 1)
         prediction = Prediction(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from dapcal.deploy.posteriors import every, posterior_module
 from dapcal.distances import FittedSpace, NearestClass, NearestNeighbor
+from dapcal.distances.column_checks import ColumnChecks
 from dapcal.distances.features import features_of, features_of_each, side_by_side
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import FourierFeatures, Identity, LayerFeatures, MemberFeatures
+from dapcal.moving import moved
 from dapcal.networks import entering, frozen_copy, same_weights, unfused
 from dapcal.types import Posterior
 
@@ -56,6 +59,8 @@ def _metric_module(space: FittedSpace) -> nn.Module:
     metric = space.metric
     if isinstance(metric, NearestClass):
         return ToClass(metric)
+    if isinstance(metric, ColumnChecks):
+        return Columns(metric)
     if not isinstance(metric, NearestNeighbor) or not isinstance(metric.index, TorchIndex):
         found = type(metric.index if isinstance(metric, NearestNeighbor) else metric).__name__
         raise TypeError(
@@ -63,6 +68,22 @@ def _metric_module(space: FittedSpace) -> nn.Module:
             "calibrate with dapcal.distances.nearest, or predict with calibrated(x)"
         )
     return Nearest(metric.index.points, metric.k)
+
+
+class Columns(nn.Module):
+    """Surprise of a table's rows, column by column."""
+
+    def __init__(self, metric: ColumnChecks) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def forward(self, points: Tensor) -> Tensor:
+        """(N,) in float64."""
+        return self.metric(points).double()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.metric = moved(self.metric, fn(torch.zeros(())).device)
+        return super()._apply(fn, recurse)
 
 
 def _projector_module(space: FittedSpace, posterior: Posterior, example: Tensor) -> nn.Module:

@@ -82,7 +82,7 @@ class ColumnChecks:
         """−log p of every check, (M, N) in float64, in the order of `checks`."""
         edges = self.edges(_edges(points, self.parts))
         unlike = self.likeness(self.likeness.compared(edges, points))
-        unlike[_absent(points, self.parts)] = -torch.inf
+        unlike = unlike.masked_fill(_absent(points, self.parts), -torch.inf)
         return torch.cat([edges, self.tails(torch.cat([_statistics(points, self.parts, self.seen), unlike]))])
 
     @property
