@@ -115,11 +115,11 @@ def predicted(
     with model.writer(out) as write:
         for batch in source.batches:
             columns = model.columns(batch.x, level=level, alpha=alpha)
-            beside = batch.beside
+            beside, told = batch.beside, columns
             if is_sheet:
                 beside = formulas.names(formulas.values(beside))
-                columns |= formulas.values({"prediction": columns["prediction"]})
-            written += write(beside, columns)
+                told = columns | formulas.values({"prediction": columns["prediction"]})
+            written += write(beside, told)
             rows, flagged = rows + len(batch.x), flagged + int(columns["ood"].sum())
             reasons.update(filter(None, columns["reason"]))
             behind.update(f"`{name}` ({what})" for row in columns.get("unusual", ()) for name, what in row.items())

@@ -29,9 +29,10 @@ def entering(layers: Mapping[str, nn.Module], tell: Enters) -> Iterator[None]:
     """Be told what enters some layers, each time that one of them runs in this thread."""
     thread = get_ident()
 
-    def hook(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # torch adds a hook first and then that it takes keywords: another thread may call it in between, without them
+    def hook(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if get_ident() == thread:
-            tell(name, first_input(args, kwargs))
+            tell(name, first_input(args, kwargs or {}))
 
     with _registered(
         [layer.register_forward_pre_hook(partial(hook, name), with_kwargs=True) for name, layer in layers.items()]
