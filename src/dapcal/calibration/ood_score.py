@@ -2,8 +2,8 @@
 
 The score is the sum of the standardised pieces: of the combinations tried on held-out classes and synthetic outliers
 (benchmarks/evidence_combination.py) it has the best mean, and where another does better in its worst case, nothing
-finds those outliers. It becomes a p-value once, on the
-half of the held-out inputs that judges, so that its validity needs nothing of how the pieces depend on each other.
+finds those outliers. It becomes a p-value once, on the half of the held-out inputs that judges, so that its validity
+needs nothing of how the pieces depend on each other.
 
 Evidence that finds what the others are blind to, such as one wrong cell among eighty, does not join the sum, whose
 noise would drown it. It stands beside it: with z of the sum and of each such piece in the same unit (0 the median, 1
@@ -107,12 +107,7 @@ def fit_evidence(further: tuple[FittedSpace, ...], scaling: Tensor, conformal: T
         scaling: pieces (M, n) of the half that also chose φ and the radius.
         conformal: pieces (M, n') of the other half; on one and the same half p-values would not be valid.
     """
-    center = scaling.median(1).values
-    spread = torch.quantile(scaling, 0.95, dim=1) - center
-    # a piece that hardly varies in distribution must not swamp the others: 0.01 nats of doubt, 1 % of a distance
-    floor = (0.01 * center.abs()).clamp_min(1e-12)
-    floor[0] = 0.01
-    evidence = Evidence(further, center, torch.maximum(spread, floor), torch.empty(0))
+    evidence = Evidence(further, *_center_and_scale(scaling, doubt_first=True), torch.empty(0))
     return replace(
         evidence,
         held_out=evidence.score(conformal).sort().values,
@@ -158,12 +153,15 @@ def with_beside(
     )
 
 
-def _center_and_scale(pieces: Tensor) -> tuple[Tensor, Tensor]:
+def _center_and_scale(pieces: Tensor, doubt_first: bool = False) -> tuple[Tensor, Tensor]:
     """Median, and 95 % quantile minus the median, floored, of pieces (M, n)."""
     center = pieces.median(1).values
     spread = torch.quantile(pieces, 0.95, dim=1) - center
-    # a piece that hardly varies in distribution must not swamp the others: 1 % of a distance
-    return center, torch.maximum(spread, (0.01 * center.abs()).clamp_min(1e-12))
+    # a piece that hardly varies in distribution must not swamp the others: 0.01 nats of doubt, 1 % of a distance
+    floor = (0.01 * center.abs()).clamp_min(1e-12)
+    if doubt_first:
+        floor[0] = 0.01
+    return center, torch.maximum(spread, floor)
 
 
 def _p_value(held_out: Tensor, values: Tensor) -> Tensor:

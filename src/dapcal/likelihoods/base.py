@@ -238,3 +238,15 @@ def expectation(ensemble: Ensemble, values: Tensor) -> Tensor:
 def normalised(ensemble: Ensemble) -> Ensemble:
     """The same draws with weights that sum to one."""
     return ensemble._replace(log_weights=ensemble.log_weights.log_softmax(0))
+
+
+def numbers_in_columns(likelihood: Likelihood, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:
+    """What a table shows of numbers as targets: mean, interval, parts of the standard deviation, (N, K) each."""
+    ends, parts = likelihood.interval(ensemble, level), likelihood.split(ensemble, base)
+    return {
+        "prediction": likelihood.mean(ensemble),
+        "lower": ends.lower,
+        "upper": ends.upper,
+        "epistemic": parts.epistemic.sqrt(),
+        "aleatoric": parts.aleatoric.sqrt(),
+    }

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapcal.likelihoods.base import Interval, Likelihood, Unconditional, expectation
+from dapcal.likelihoods.base import Interval, Likelihood, Unconditional, expectation, numbers_in_columns
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
 
@@ -74,14 +74,7 @@ class Poisson(Likelihood):
 
     def columns(self, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:
         """Mean, interval, and the parts of the standard deviation, (N, K) each."""
-        ends, parts = self.interval(ensemble, level), self.split(ensemble, base)
-        return {
-            "prediction": self.mean(ensemble),
-            "lower": ends.lower,
-            "upper": ends.upper,
-            "epistemic": parts.epistemic.sqrt(),
-            "aleatoric": parts.aleatoric.sqrt(),
-        }
+        return numbers_in_columns(self, ensemble, base, level)
 
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """Counts of the negative binomial of the moments, (n, N, K): its quantiles at uniform numbers."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from dapcal.likelihoods.base import Interval, Likelihood, Unconditional
+from dapcal.likelihoods.base import Interval, Likelihood, Unconditional, numbers_in_columns
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
 
@@ -58,14 +58,7 @@ class NormalLikelihood(Likelihood):
 
     def columns(self, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:
         """Mean, interval, and the parts of the standard deviation, (N, K) each."""
-        ends, parts = self.interval(ensemble, level), self.split(ensemble, base)
-        return {
-            "prediction": self.mean(ensemble),
-            "lower": ends.lower,
-            "upper": ends.upper,
-            "epistemic": parts.epistemic.sqrt(),
-            "aleatoric": parts.aleatoric.sqrt(),
-        }
+        return numbers_in_columns(self, ensemble, base, level)
 
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """Targets from the Gaussian of the moments, (n, N, K)."""
