@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,8 +88,3 @@ def coarsely(candidates: int = 5) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function
         yield
-
-
-def hears_ctrl_c() -> None:
-    """Before a program starts: a shell has what runs in its background ignore SIGINT, and so what that starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -27,6 +26,7 @@ from dapcal.models.table_fitting import fit as fit_table
 from dapcal.recipes import Recipe
 from dapcal.serve import Served, create_app
 from dapcal.tables.columns import Number
+from forks import command, forked
 
 TOKEN = "0123456789abcdef"
 ROW = {"area": 80.0, "rooms": 3.0, "city": "Rome"}
@@ -166,24 +166,22 @@ def test_rows_that_no_model_takes_are_refused(row: object, client: Client):
 def test_the_command_serves_until_it_is_told_to_stop(price: TableModel, tmp_path: Path):
     price.save(tmp_path / "house.dap")
     (tmp_path / "token").write_text(TOKEN + "\n")
-    command = [sys.executable, "-m", "dapcal", "serve", str(tmp_path / "house.dap"), "--port", "0", "--json"]
-    command += ["--token-file", str(tmp_path / "token"), "--access-log", str(tmp_path / "access.log")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
+    program = command(
+        "serve", tmp_path / "house.dap", "--port", 0, "--json",
+        "--token-file", tmp_path / "token", "--access-log", tmp_path / "access.log",
+    )  # fmt: skip
+    with forked(program) as process:
         address = json.loads(process.stdout.readline())["address"]
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         assert httpx.post(f"{address}/predict", json=ROW, timeout=60).status_code == 401
         assert httpx.post(f"{address}/predict", json=ROW, headers=bearer, timeout=60).status_code == 200
         assert httpx.get(f"{address}/health", timeout=60).json()["model"] == "house.dap"
-        process.send_signal(signal.SIGHUP)
+        os.kill(process.pid, signal.SIGHUP)
         assert any("as it is now" in line for line in process.stderr)  # bars have left an empty line
         assert httpx.get(f"{address}/ready", timeout=60).status_code == 200
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "Traceback" not in errors
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.ended() == 0
+        assert "Traceback" not in process.stderr.read()
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
     assert [line["status"] for line in lines] == [401, 200, 200, 200]
 

@@ -22,6 +22,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import forks
 from dapcal.cli import app
 from dapcal.models import load
 from dapcal.models.table import TableModel
@@ -326,18 +327,15 @@ def test_an_error_is_json_too_where_json_was_asked_for(folder: Path, tmp_path: P
 def test_a_stopped_prediction_leaves_no_output(folder: Path, tmp_path: Path):
     """By SIGTERM; test_experiments.py has SIGINT, which ends a command in the same way."""
     (tmp_path / "long.csv").write_text("area,rooms,city\n" + "80,2,Rome\n" * 400_000)
-    command = ["predict", str(folder / "house.dap"), str(tmp_path / "long.csv"), "-o", str(tmp_path / "o.csv")]
-    code = "from dapcal.cli import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, *command], stderr=subprocess.PIPE, text=True)
-    started = time.monotonic()
-    while not list(tmp_path.glob(".*.part")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() - started < 120
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "Traceback" not in errors
+    program = forks.command("predict", folder / "house.dap", tmp_path / "long.csv", "-o", tmp_path / "o.csv")
+    with forks.forked(program) as process:
+        started = time.monotonic()
+        while not list(tmp_path.glob(".*.part")):
+            assert time.monotonic() - started < 120
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.ended() == 143
+        assert "Traceback" not in process.stderr.read()
     assert [path.name for path in tmp_path.iterdir()] == ["long.csv"]
 
 

@@ -151,21 +151,27 @@ TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 def run_bash(block: Block, folder: Path) -> str:
     lines = [line for line in block.code.splitlines() if line.strip()]
-    if all(re.fullmatch(r"dapcal [^|&;<>$`\\]+", line) for line in lines):  # nothing that only a shell understands
-        return "".join(run_command(block, line) for line in lines)
+    if all(re.fullmatch(r"(dapcal|openssl) [^|&;<>$`\\]+", line) for line in lines):  # lines that stand alone
+        return "".join(
+            run_command(block, line) if line.startswith("dapcal ") else run_shell(block, line, folder) for line in lines
+        )
+    return run_shell(block, block.code, folder)
+
+
+def run_shell(block: Block, code: str, folder: Path) -> str:
     tools = str(Path(sys.executable).parent)
     environment = os.environ | TERMINAL | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    command = ["bash", "-euo", "pipefail", "-c", block.code]
+    command = ["bash", "-euo", "pipefail", "-c", code]
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
         # files, not pipes: what a block that failed left running would hold a pipe open, and be waited for
         process = subprocess.Popen(
             command, cwd=folder, env=environment, text=True, stdout=printed, stderr=errors, start_new_session=True
         )
-        code = process.wait()
+        ending = process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         output, told = ((file.seek(0), file.read())[1] for file in (printed, errors))
-    assert code == 0, f"{block.page.name}:{block.line}\n{output}{told}"
+    assert ending == 0, f"{block.page.name}:{block.line}\n{output}{told}"
     return output
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cases import coarsely, hears_ctrl_c
+from cases import coarsely
 from dapcal.cli import app
 from dapcal.experiments import DEMO, EXPERIMENTS, plots
 from dapcal.experiments.page.results import results_page
@@ -24,6 +23,7 @@ from dapcal.experiments.plots import mesh
 from dapcal.experiments.records import Outcome, Run, one_thread
 from dapcal.experiments.runner import run_and_write, write_page
 from dapcal.experiments.toys import every_posterior, posterior_plots, sinusoid, two_moons
+from forks import command, forked
 
 ROOT = Path(__file__).parent.parent
 
@@ -141,16 +141,15 @@ def test_version():
 def test_an_interrupted_run_leaves_no_half_written_file(tmp_path: Path):
     """By SIGINT; test_cli_tables_refused.py has SIGTERM, which ends a command in the same way."""
     out = tmp_path / "demo"
-    command = [sys.executable, "-m", "dapcal", "demo", "--out", str(out)]
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, preexec_fn=hears_ctrl_c) as process:
-        while not out.exists() and process.poll() is None:  # it is made when the first experiment begins
-            time.sleep(0.1)
-        time.sleep(1)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    with forked(command("demo", "--out", out)) as process:
+        until = time.monotonic() + 60
+        while not out.exists():  # it is made when the first experiment begins
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.ended() == 130
+        assert "Traceback" not in process.stderr.read()
     for path in out.iterdir():
         assert not path.name.startswith("."), "a part file was left"
         assert path.stat().st_size > 0

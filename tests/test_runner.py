@@ -167,10 +167,11 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def blown(folder: Path, blow: signal.Signals, due: Callable[[int], bool]) -> Ended:
+def blown(folder: Path, blow: signal.Signals, due: Callable[[int], bool], fresh: bool = True) -> Ended:
     """`dapcal reproduce dozing` with two jobs until something is due in its group of processes; then the blow.
 
-    The program itself is forked, which spares its imports; the processes that it starts are not.
+    The program itself is forked, which spares its imports; the processes that it starts are only where they need not be
+    fresh.
     """
     told = folder.with_suffix(".stderr")
 
@@ -180,6 +181,8 @@ def blown(folder: Path, blow: signal.Signals, due: Callable[[int], bool]) -> End
         sys.stderr = told.open("w", encoding="utf-8", buffering=1)
         os.dup2(sys.stderr.fileno(), 2)  # of the processes that it starts
         resource_tracker._resource_tracker._fd = None  # it has one of its own, as a program has
+        if not fresh:
+            parallel.get_context = lambda _: FORK
         EXPERIMENTS["dozing"] = BLOBS._replace(run=dozing)
         sys.argv[1:] = ["reproduce", "dozing", "--out", str(folder), "--jobs", "2", "--seeds", "2", "--parts", "paper"]
         cli.main()
@@ -196,10 +199,10 @@ def blown(folder: Path, blow: signal.Signals, due: Callable[[int], bool]) -> End
     return Ended(process.exitcode, told.read_text(encoding="utf-8"))
 
 
-def blown_at_work(folder: Path, blow: signal.Signals) -> tuple[Ended, set[str]]:
+def blown_at_work(folder: Path, blow: signal.Signals, fresh: bool = True) -> tuple[Ended, set[str]]:
     """When both processes are at work; and the names in the folder of unfinished work."""
     work = folder / "unfinished" / "dozing"
-    ended = blown(folder, blow, lambda _: {"0", "1"} <= {path.name for path in work.glob("*")})
+    ended = blown(folder, blow, lambda _: {"0", "1"} <= {path.name for path in work.glob("*")}, fresh)
     return ended, {path.name for path in work.iterdir()}
 
 
@@ -217,7 +220,7 @@ def test_ctrl_c_as_processes_start(tmp_path: Path):
 @sees_processes
 def test_ctrl_c_ends_processes_that_are_at_work(tmp_path: Path):
     """All at once, and calls that wait are not begun; the work can be gone on from."""
-    ended, begun = blown_at_work(tmp_path / "out", signal.SIGINT)
+    ended, begun = blown_at_work(tmp_path / "out", signal.SIGINT, fresh=False)
     assert ended.code == 130, ended.stderr
     assert "goes on from what is finished" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -7,9 +7,9 @@ import importlib
 import json
 import logging
 import math
+import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,11 +19,11 @@ import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
-from cases import hears_ctrl_c
 from dapcal import __version__
 from dapcal.serve import Field, Limits, Served, create_app, process, run
 from dapcal.serve.batching import Batcher
 from dapcal.serve.metrics import SECONDS, Metrics
+from forks import forked
 
 JSON = {"content-type": "application/json"}
 ODD = (
@@ -728,27 +728,25 @@ def test_a_missing_package_is_named(package, monkeypatch):
 
 # the process
 
-PROGRAM = """
-import sys, time
-from dapcal.serve import Field, Served, run
-def predict(rows):
-    print("asked", flush=True)
-    time.sleep(0.5)
-    return [dict(prediction=1.0, interval=dict(lower=0.0, upper=2.0, level=0.9), epistemic=0.1, aleatoric=0.1,
-                 distance=0.0, ood_p_value=1.0, ood=False) for _ in rows]
-try:
-    run(Served("toy", "regression", (Field("x", "number"),), (), predict), port=0,
-        started=lambda address: print(address, flush=True))
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
+
+def slow_service() -> None:
+    def predict(rows: list) -> list:
+        print("asked", flush=True)
+        time.sleep(0.5)
+        interval = {"lower": 0.0, "upper": 2.0, "level": 0.9}
+        record = {"prediction": 1.0, "interval": interval, "epistemic": 0.1, "aleatoric": 0.1, "distance": 0.0}
+        return [record | {"ood_p_value": 1.0, "ood": False} for _ in rows]
+
+    try:
+        toy = Served("toy", "regression", (Field("x", "number"),), (), predict)
+        run(toy, port=0, started=lambda address: print(address, flush=True))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_service_after_what_is_under_way(number, code):
-    program = [sys.executable, "-c", PROGRAM]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(program, preexec_fn=hears_ctrl_c, **pipes) as process:
+    with forked(slow_service) as process:
         address = process.stdout.readline().strip()
         answers = []
         asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{address}/predict", json={"x": 1})))
@@ -756,11 +754,10 @@ def test_a_signal_ends_the_service_after_what_is_under_way(number, code):
             assert idle.get(f"{address}/health").json()["ready"]
             asking.start()
             assert process.stdout.readline() == "asked\n"
-            process.send_signal(number)
-            _, errors = process.communicate(timeout=30)
+            os.kill(process.pid, number)
+            assert process.ended() == code
         asking.join()
-    assert process.returncode == code
-    assert errors == ""
+        assert process.stderr.read() == ""
     assert answers[0].json()["prediction"] == 1.0
 
 

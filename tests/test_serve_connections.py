@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +21,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dapcal.serve import AccessLog, Field, Limits, Security, Served, create_app, process
+from dapcal.serve import AccessLog, Field, Limits, Security, Served, create_app, process, run
 from dapcal.serve.server import Server
+from forks import Fork, forked
 
 TOKEN = "a token of many letters".replace(" ", "-")
 LIMITS = Limits(seconds=0.6, body_seconds=0.3, head_seconds=0.3, idle_seconds=0.4, connections=4)
@@ -185,32 +185,32 @@ def test_fewer_connections_are_taken_than_files_can_be_opened(monkeypatch):
 
 # a process of its own: files, signals, the access log
 
-PROGRAM = """
-import os, resource, signal, sys
-from pathlib import Path
-from dapcal.serve import AccessLog, Field, Limits, Served, run
-resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
-loads, held = [], []
-def predict(rows):
-    for row in rows:
-        try:
-            while row["x"] == 7:
-                held.append(os.open(os.devnull, os.O_RDONLY))
-        except OSError:
-            pass
-        if row["x"] == 8:
-            while held:
-                os.close(held.pop())
-    return [dict(prediction=row["x"], interval=dict(lower=0.0, upper=2.0, level=0.9), epistemic=0.1, aleatoric=0.1,
-                 distance=0.0, ood_p_value=1.0, ood=False) for row in rows]
-def served():
-    loads.append(0)
-    if len(loads) == 3:
-        raise ValueError("the file is damaged; save it again")
-    return Served(f"model {len(loads)}", "regression", (Field("x", "number"),), (), predict)
-run(served(), port=0, limits=Limits(connections=1000), started=lambda address: print(address, flush=True), again=served,
-    access=AccessLog(Path(sys.argv[1])))
-"""
+
+def service_of_few_files(access: Path) -> None:
+    """Takes all files that are left where x is 7, and gives them back where it is 8; the third model is damaged."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+    loads, held = [], []
+
+    def predict(rows: list) -> list:
+        for row in rows:
+            with suppress(OSError):
+                while row["x"] == 7:
+                    held.append(os.open(os.devnull, os.O_RDONLY))
+            if row["x"] == 8:
+                while held:
+                    os.close(held.pop())
+        return [RECORD | {"prediction": row["x"]} for row in rows]
+
+    def model() -> Served:
+        loads.append(0)
+        if len(loads) == 3:
+            raise ValueError("the file is damaged; save it again")
+        return Served(f"model {len(loads)}", "regression", (Field("x", "number"),), (), predict)
+
+    def started(address: str) -> None:
+        print(address, flush=True)
+
+    run(model(), port=0, limits=Limits(connections=1000), started=started, again=model, access=AccessLog(access))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -223,16 +223,15 @@ def text(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory) -> Iterator[tuple[subprocess.Popen, str, Path]]:
+def own(tmp_path_factory) -> Iterator[tuple[Fork, str, Path]]:
     folder = tmp_path_factory.mktemp("own")
-    program = [sys.executable, "-c", PROGRAM, str(folder / "access.log")]
-    with (folder / "errors").open("w") as errors:
-        process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            yield process, process.stdout.readline().strip(), folder
-        finally:
-            process.kill()
-            process.communicate()
+
+    def program() -> None:
+        os.dup2(os.open(folder / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        service_of_few_files(folder / "access.log")
+
+    with forked(program) as process:
+        yield process, process.stdout.readline().strip(), folder
 
 
 def test_without_a_file_to_open_it_neither_spins_nor_fills_the_log(own):
@@ -275,12 +274,12 @@ def test_another_model_is_taken_up_with_no_request_failing(own):
         thread.start()
     try:
         (folder / "access.log").rename(folder / "access.old")
-        process.send_signal(signal.SIGHUP)
+        os.kill(process.pid, signal.SIGHUP)
         deadline = time.monotonic() + 10
         while model() != "model 2" and time.monotonic() < deadline:
             time.sleep(0.05)
         assert model() == "model 2"
-        process.send_signal(signal.SIGHUP)  # to a file that is damaged: nothing changes
+        os.kill(process.pid, signal.SIGHUP)  # to a file that is damaged: nothing changes
         while "damaged" not in (folder / "errors").read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert model() == "model 2"
@@ -294,8 +293,8 @@ def test_another_model_is_taken_up_with_no_request_failing(own):
     lines = [json.loads(line) for name in ("access.old", "access.log") for line in text(folder / name)]
     assert {tuple(line) for line in lines} == {("time", "client", "method", "path", "status", "seconds", "bytes")}
     assert sum(line["path"] == "/predict" and line["status"] == 200 for line in lines) == len(answers) + 2
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.ended() == 0
 
 
 # who may ask, and how
