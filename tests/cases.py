@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.adjust import Inflate, MomentMatched, Reweight, SelfNormalised, Transport, Unchanged
+from dapcal.calibration import in_domain
 from dapcal.calibration.search import Curve, search
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
@@ -80,11 +81,12 @@ def inputs(n):
 
 @contextmanager
 def coarsely(candidates: int = 5) -> Iterator[None]:
-    """Few values of φ, for tests of what comes before and after their search."""
+    """Few values of φ and of a temperature, for tests of what comes before and after their search."""
 
     def few(*arguments, **options) -> tuple[float, Curve]:
         return search(*arguments, **options | {"candidates": candidates, "rounds": 0})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function
+        patch.setattr(in_domain, "CLOSE", 0.05)
         yield

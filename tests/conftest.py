@@ -18,6 +18,8 @@ from dapcal.posteriors import gaussian
 gc.set_threshold(100_000, 20, 20)  # not every 700 objects: torch and what else is imported have millions
 torch.set_num_threads(1)  # small tensors: threads that wait for each other cost more than they give
 os.environ["OMP_NUM_THREADS"] = "1"  # so in processes that tests start
+if not torch.cuda.is_available():  # torch's own keeps a call stack for every kind of device that is not there
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 
 
 def pytest_collection_finish() -> None:
@@ -30,7 +32,7 @@ def pytest_collection_finish() -> None:
 def _seeded():
     """Every test draws from the same global generator, and leaves it as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # not `torch.manual_seed`, which keeps a call stack for every device
+        torch.manual_seed(0)
         yield
 
 

@@ -18,6 +18,7 @@ from dapcal.types import Ensemble, Posterior
 SMALLEST = 20  # rows under which two halves of them say nothing of a scale
 SEVERAL = 100  # rows under which a smaller noise level must gain CLEARLY standard errors
 CLEARLY = 3
+CLOSE = 1e-4  # log factors that are one
 _WIDEST = 4.0  # log factor
 
 Read = Callable[[Likelihood], Ensemble]
@@ -63,9 +64,12 @@ def scaled_where_it_helps(read: Read, likelihood: Likelihood, y: Tensor) -> Like
         factor = _best_factor(lambda f, rows=one: -log_prob(f)[rows], lowest)  # type: ignore[misc]
         after[other] = log_prob(factor)[other]
     gain = after - before
+    error_of_mean = gain.std() / math.sqrt(len(y))
+    if not gain.mean() > error_of_mean:
+        return likelihood
     best = _best_factor(lambda f: -log_prob(f), lowest)
     errors = CLEARLY if best < 1 and len(y) < SEVERAL and not of_classes else 1
-    return likelihood.rescaled(best) if gain.mean() > errors * gain.std() / math.sqrt(len(y)) else likelihood
+    return likelihood.rescaled(best) if gain.mean() > errors * error_of_mean else likelihood
 
 
 def with_likelihood(posterior: Posterior, likelihood: Likelihood) -> Posterior:
@@ -94,7 +98,7 @@ def _best_factor(loss: Callable[[float], Tensor], lowest: float) -> float:
     from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(
-        lambda t: float(loss(math.exp(t)).mean()), bounds=(lowest, _WIDEST), method="bounded", options={"xatol": 1e-4}
+        lambda t: float(loss(math.exp(t)).mean()), bounds=(lowest, _WIDEST), method="bounded", options={"xatol": CLOSE}
     )
     return math.exp(found.x)
 
