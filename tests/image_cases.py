@@ -48,8 +48,8 @@ def small(rate: float) -> nn.Sequential:
 def convolutions(rate: float) -> nn.Sequential:
     """LeNet's layers, but fewer channels."""
     return nn.Sequential(
-        nn.Conv2d(1, 3, 5, stride=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Dropout(rate), nn.Linear(12, 10),
+        nn.Conv2d(1, 3, 6, stride=4), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 12, 2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(12, 12), nn.ReLU(), nn.Dropout(rate), nn.Linear(12, 10),
     )  # fmt: skip
 
 

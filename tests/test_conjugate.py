@@ -107,8 +107,8 @@ class Method(NamedTuple):
     burn_in: int = 0
 
 
-ADAM = {"epochs": 600, "learning_rate": 0.03, "batch_size": N}
-LANGEVIN = {"cycles": 1, "exploration": 0.0, "draws": 100, "epochs": 1000, "batch_size": N, "learning_rate": 0.02}
+ADAM = {"epochs": 400, "learning_rate": 0.03, "batch_size": N}
+LANGEVIN = {"cycles": 1, "exploration": 0.0, "draws": 100, "epochs": 600, "batch_size": N, "learning_rate": 0.02}
 FIT, LAST = laplace.fit, laplace.last_layer
 METHODS = {
     # 4000 independent draws: 4/√4000 = 0.06 and 4 √(2/4000) = 0.09
@@ -123,9 +123,9 @@ METHODS = {
     "flipout": Method(lambda: fit_one(variational.fit, flipout=True, samples=4, **ADAM), "independent", 0.15, 0.2),
     "vogn": Method(lambda: fit_one(vogn.fit, epochs=300, batch_size=20), None, 0.2),  # variances: test_vogn.py
     "swag": Method(lambda: fit_one(swag.fit, epochs=200, batch_size=20, learning_rate=0.002), None, 0.05),
-    # the last 60 draws of 200 chains, about 4 independent ones each, and 2 % from the length of steps
-    "sgld": Method(lambda: fit_chains(sgmcmc.sgld, 200, **LANGEVIN), "full", 0.14, 0.22, 40),
-    "sghmc": Method(lambda: fit_chains(sgmcmc.sghmc, 200, friction=0.2, **LANGEVIN), "full", 0.14, 0.22, 40),
+    # the last 40 draws of 500 chains, about 2 independent ones each, and 2 % from the length of steps
+    "sgld": Method(lambda: fit_chains(sgmcmc.sgld, 500, **LANGEVIN), "full", 0.14, 0.22, 60),
+    "sghmc": Method(lambda: fit_chains(sgmcmc.sghmc, 500, friction=0.2, **LANGEVIN), "full", 0.14, 0.22, 60),
     "nuts": Method(lambda: fit_chains(hmc.fit, 20, draws=100, warm_up=60), "full", 0.09, 0.13),  # 2000 draws
 }
 
@@ -344,9 +344,9 @@ class Approximation(NamedTuple):
 
 
 def late_draws(fit: Callable[..., NetworkPosterior], learning_rate: float) -> Tensor:
-    """The last 60 draws of 200 chains."""
-    slow = {"cycles": 1, "exploration": 0.0, "draws": 100, "epochs": 1000, "batch_size": 80}
-    return chains(fit, 200, learning_rate=learning_rate, **slow)[:, 40:].flatten(0, 1)
+    """The last 40 draws of 500 chains."""
+    slow = {"cycles": 1, "exploration": 0.0, "draws": 100, "epochs": 600, "batch_size": 80}
+    return chains(fit, 500, learning_rate=learning_rate, **slow)[:, 60:].flatten(0, 1)
 
 
 LOGISTIC = {

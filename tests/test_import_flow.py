@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,7 @@ def test_every_module_has_a_room():
 # The graph
 
 
+@cache
 def imports_of(source: Path) -> dict[str, set[str]]:
     """Every module with the modules of the same tree that it imports, anywhere in its code."""
     files = {name_of(path.relative_to(source)): path for path in source.rglob("*.py")}

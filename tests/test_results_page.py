@@ -12,6 +12,7 @@ import pytest
 
 from dapcal.experiments.gap.evaluation import HARDEST
 from dapcal.experiments.images.methods import methods
+from dapcal.experiments.page import drawings
 from dapcal.experiments.page.cells import Number, beside, decimal, mark, number, power, show, table
 from dapcal.experiments.page.files import read_gap, read_images
 from dapcal.experiments.page.markers import replaced
@@ -290,7 +291,8 @@ def test_every_gap_number_is_on_the_page(tmp_path: Path):
         assert after != before, path
 
 
-def test_figures_are_written_and_writing_again_changes_nothing(tmp_path: Path):
+def test_figures_are_written_and_writing_again_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(drawings, "DPI", 30)
     results, docs = folder(tmp_path / "results", fashion_mnist=images(), uci_gap=gap()), tmp_path / "docs"
     docs.mkdir()
     (docs / "results-of-old.png").touch()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,20 +54,25 @@ def is_written_by(call: ast.Call) -> bool:
     return name in PRIMITIVES or f"{owner}.{name}" in PRIMITIVES
 
 
-def functions(path: Path) -> Iterator[ast.FunctionDef]:
-    """Those at the top level, and methods, with whatever they hold."""
+@cache
+def functions(path: Path) -> dict[str, list[ast.Call]]:
+    """Those at the top level, and methods, with the calls in them."""
+    found: dict[str, list[ast.Call]] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        members = node.body if isinstance(node, ast.ClassDef) else [node]
-        yield from (member for member in members if isinstance(member, ast.FunctionDef))
+        for member in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(member, ast.FunctionDef):
+                calls = [inner for inner in ast.walk(member) if isinstance(inner, ast.Call)]
+                found[member.name] = found.get(member.name, []) + calls
+    return found
 
 
 def found(condition: Callable[[ast.Call], bool]) -> dict[str, set[str]]:
     places: dict[str, set[str]] = {}
     for path in sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/*.py")]):
         name = path.relative_to(ROOT).as_posix()
-        for function in functions(path) if name != THE_ONE else ():
-            if any(isinstance(node, ast.Call) and condition(node) for node in ast.walk(function)):
-                places.setdefault(name, set()).add(function.name)
+        for function, calls in functions(path).items() if name != THE_ONE else ():
+            if any(map(condition, calls)):
+                places.setdefault(name, set()).add(function)
     return places
 
 

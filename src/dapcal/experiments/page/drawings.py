@@ -13,6 +13,7 @@ except ImportError as error:  # pragma: no cover
     raise ImportError("Figures need matplotlib; install it with: pip install 'dapcal[plots]'") from error
 
 BLACK = "#1a202c"
+DPI = 100
 
 
 class Drawing(NamedTuple):
@@ -27,4 +28,4 @@ def save(drawing: Drawing, path: Any) -> None:
     """As PNG, the same bytes every time."""
     with style():
         figure = drawing.draw()
-        figure.savefig(path, format="png", dpi=100, metadata={"Software": None}, pil_kwargs={"optimize": True})
+        figure.savefig(path, format="png", dpi=DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
