@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from dapcal.adjust import Inflate, MomentMatched, Reweight, SelfNormalised, Transport, Unchanged
 from dapcal.calibration import in_domain
 from dapcal.calibration.search import Curve, search
+from dapcal.deploy import programs
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
 
@@ -77,6 +79,20 @@ def network_posterior(likelihood, outputs, draws=30, scale=0.2):
 
 def inputs(n):
     return torch.randn(n, 2, generator=torch.Generator().manual_seed(3))
+
+
+def trace_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of one posterior are traced and converted once, which takes seconds; torch lists its operators once."""
+    for name in ("module", "_traced", "_converted"):
+        monkeypatch.setattr(programs, name, cache(getattr(programs, name)))
+    registry = getattr(sys.modules.get("torch.onnx._internal.exporter._registration"), "ONNXRegistry", None)
+    if hasattr(registry, "from_torchlib"):
+        monkeypatch.setattr(registry, "from_torchlib", staticmethod(_operators(registry.from_torchlib)))
+
+
+@cache
+def _operators(listed: Callable[..., object]) -> Callable[..., object]:
+    return cache(listed)
 
 
 @contextmanager

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import warnings
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import dapcal
+from cases import trace_once
 from dapcal import deploy
 from dapcal.adjust import Inflate, Revert, Reweight
 from dapcal.deploy import programs, spaces
@@ -281,8 +282,7 @@ PROGRAMS = {  # each way to outputs, kind of task and kind of space once: a trac
 
 @pytest.mark.parametrize("case", PROGRAMS.values(), ids=PROGRAMS)
 def test_programs_predict_what_the_calibrated_posterior_does(case, tmp_path, monkeypatch):
-    for name in ("module", "_traced"):  # tracing takes seconds: once for both programs
-        monkeypatch.setattr(programs, name, cache(getattr(programs, name)))
+    trace_once(monkeypatch)
     posterior_of, likelihood, make, options = case
     calibrated = calibrated_of(posterior_of, likelihood, make, **options)
     x = queries(calibrated)

@@ -26,7 +26,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from decimal import Decimal
-from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import mean
@@ -37,8 +36,8 @@ import typer.main
 from typer.testing import CliRunner
 
 import dapcal
+from cases import trace_once
 from dapcal.cli import app
-from dapcal.deploy import programs
 from dapcal.experiments.page.choosing import ADJUSTMENTS, GAP_POSTERIORS, POSTERIORS, SCORES, choosing_page
 from dapcal.experiments.page.files import ImageResults, read_images
 from dapcal.experiments.published import IMAGES
@@ -109,8 +108,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable(page)], ids=lambda page: page.stem)
 def test_every_block_runs_and_prints_what_the_page_shows(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    for name in ("module", "_traced"):  # tracing takes seconds: once for all programs of a page
-        monkeypatch.setattr(programs, name, cache(getattr(programs, name)))
+    trace_once(monkeypatch)
     if page.name in WANTS_DATA and "DAPCAL_DATA" not in os.environ:
         pytest.skip("wants real data: set DAPCAL_DATA")
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -46,18 +46,24 @@ def to_onnx(calibrated: Fitted, path: str | Path) -> None:
             f"ONNX export needs torch >= 2.6, got {torch.__version__}; upgrade it, or use dapcal.deploy.export"
         )
     deployed = module(calibrated)
-    names = ["x"] if deployed.fields is None else list(deployed.fields.names)
-    batch = {0: "batch"}  # for its name; the program is dynamic already
     size = sum(tensor.nbytes for tensor in deployed.state_dict().values())
     if size > LARGEST:
         raise ValueError(
             f"Expected at most 2 GB of weights and training points in one ONNX file, got {size / 1e9:.1f} GB; measure "
             "distances between features or to fewer training inputs, or use dapcal.deploy.export"
         )
+    program = _converted(deployed, calibrated.example)
+    with complete_or_absent(path) as part:
+        program.save(part, external_data=False)
+
+
+def _converted(deployed: Deployed, example: Tensor) -> torch.onnx.ONNXProgram:
+    names = ["x"] if deployed.fields is None else list(deployed.fields.names)
+    batch = {0: "batch"}  # for its name; the program is dynamic already
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)`", category=FutureWarning)
         program = torch.onnx.export(
-            _traced(deployed, calibrated.example),
+            _traced(deployed, example),
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
@@ -71,8 +77,7 @@ def to_onnx(calibrated: Fitted, path: str | Path) -> None:
             value.name = f"inner_{value.name}"
     for value, name in zip(graph.outputs, Predicted._fields, strict=True):
         value.name = name
-    with complete_or_absent(path) as part:
-        program.save(part, external_data=False)
+    return program
 
 
 def _traced(deployed: Deployed, example: Tensor) -> torch.export.ExportedProgram:
