@@ -39,9 +39,11 @@ def _seeded():
 COARSE = frozenset(
     f"test_{name}"
     for name in (
-        "calibrated", "class_gaussian", "cli_networks", "cli_tables", "cli_tables_refused", "deploy", "evidence",
-        "explain", "invariance", "members", "network_model", "no_harm", "plain_network", "recipes", "report",
-        "report_page", "revert", "sgmcmc", "sklearn", "swag", "table_model", "trained_detectors", "uci_gap", "vogn",
+        "any_network", "architectures", "artifact", "bad_input", "calibrated", "class_gaussian", "cli_networks",
+        "cli_tables", "cli_tables_refused", "cli_targets", "column_effects", "contract", "counts", "deploy", "evidence",
+        "explain", "inputs", "invariance", "members", "network_model", "no_harm", "plain_network", "recipes", "report",
+        "report_page", "revert", "sgmcmc", "sklearn", "swag", "table_model", "trained_detectors", "uci_gap", "unusual",
+        "vogn",
     )
 )  # fmt: skip
 """Files whose tests are about what comes before and after the search for φ, which tries few values there."""

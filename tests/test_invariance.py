@@ -183,12 +183,14 @@ def test_calibration_does_not_depend_on_the_memory_of_the_search(metric):
         }
         return Space(Identity(), metrics[metric], radius=0.5)
 
-    two = calibrate(make_posterior(), distance=space(2**28))
-    for memory in (1, 2**14):  # one row at a time, and several: all pairs take 28 kB
-        one = calibrate(make_posterior(), distance=space(memory))
+    posterior, x = make_posterior(), X[::4]
+    few = {"train": pair(posterior, 24, 1), "held_out": pair(posterior, 24, 2)}
+    two = calibrate(posterior, distance=space(2**28), **few)
+    for memory in (1, 2**11):  # one row at a time, and several: all pairs take 4.6 kB
+        one = calibrate(posterior, distance=space(memory), **few)
         assert one.phi == pytest.approx(two.phi, rel=1e-6)
-        assert_close(parts(replace(one, phi=two.phi)(X)), parts(two(X)))
-        torch.testing.assert_close(one.distance.joint(X), two.distance.joint(X), rtol=TOLERANCE, atol=TOLERANCE)
+        assert_close(parts(replace(one, phi=two.phi)(x)), parts(two(x)))
+        torch.testing.assert_close(one.distance.joint(x), two.distance.joint(x), rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("batch_size", [1, 13])
