@@ -18,6 +18,7 @@ from dapcal.calibration.search import Curve, search
 from dapcal.deploy import programs
 from dapcal.likelihoods import Gaussian
 from dapcal.posteriors import gaussian
+from dapcal.recipes import gaps
 
 
 @dataclass(frozen=True)
@@ -106,4 +107,5 @@ def coarsely(candidates: int = 5) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["dapcal.calibrate"], "search", few)  # `dapcal.calibrate` itself is the function
         patch.setattr(in_domain, "CLOSE", 0.05)
+        patch.setattr(gaps, "FACTORS", gaps.FACTORS[::3])
         yield

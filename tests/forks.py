@@ -81,5 +81,9 @@ def _run(program: Callable[[], object], out: int, err: int) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush(), sys.stderr.flush()
+        try:
+            sys.stdout.flush()  # as Python does at its end
+        except OSError:
+            traceback.print_exc()
+        sys.stderr.flush()
         os._exit(code)

@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -301,14 +299,10 @@ def test_no_room_for_a_model_is_no_wrong_argument(folder: Path, tmp_path: Path, 
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(folder: Path):
-    command = ["explain", str(folder / "house.dap"), str(folder / "new.csv")]
-    code = "from dapcal.cli import main; main()"
-    reading, writing = os.pipe()
-    os.close(reading)
-    process = subprocess.run([sys.executable, "-c", code, *command], stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert process.returncode == 1
-    assert process.stderr.strip() == ""
+    with forks.forked(forks.command("explain", folder / "house.dap", folder / "new.csv")) as process:
+        process.stdout.close()
+        assert process.ended() == 1
+        assert process.stderr.read().strip() == ""
 
 
 def test_an_error_half_way_leaves_no_output(folder: Path, tmp_path: Path):

@@ -32,17 +32,17 @@ ROOT = Path(__file__).parent.parent
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Too few epochs for a good posterior and values of φ for the best, enough to run everything."""
     for module in (two_moons, sinusoid):
-        monkeypatch.setattr(module, "MAP_EPOCHS", 20)
+        monkeypatch.setattr(module, "MAP_EPOCHS", 10)
         monkeypatch.setattr(module, "POINTS", 200)
         monkeypatch.setattr(module, "DRAWS", 10)
-    monkeypatch.setattr(two_moons, "VI_EPOCHS", 20)
-    few = {"DRAWS": 8, "MEMBERS": 2, "NUTS_DRAWS": 4, "NUTS_WARM_UP": 4, "NUTS_DEPTH": 2, "EPOCHS": 10}
+    monkeypatch.setattr(two_moons, "VI_EPOCHS", 10)
+    few = {"DRAWS": 8, "MEMBERS": 2, "NUTS_DRAWS": 4, "NUTS_WARM_UP": 4, "NUTS_DEPTH": 2, "EPOCHS": 8}
     for name, value in few.items():
         monkeypatch.setattr(every_posterior, name, value)
     for module in (two_moons, posterior_plots):
-        monkeypatch.setattr(module, "mesh", lambda low, high, _: mesh(low, high, 31))
-    monkeypatch.setitem(plots._STYLE, "savefig.dpi", 60)
-    with coarsely(25):  # what a figure shows needs several
+        monkeypatch.setattr(module, "mesh", lambda low, high, _: mesh(low, high, 21))
+    monkeypatch.setitem(plots._STYLE, "savefig.dpi", 30)
+    with coarsely(15):  # what a figure shows needs several
         yield
 
 
