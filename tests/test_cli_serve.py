@@ -39,7 +39,7 @@ def fitted(target: str) -> TableModel:
     price = 3 * area + 10 * rooms + 40 * (city == "Rome")
     table = pa.table({"area": area, "rooms": rooms, "city": city, "price": price, "dear": price > 300})
     drop = ["dear" if target == "price" else "price"]
-    return fit_table(table, target, recipe=Recipe(hidden=(8,), epochs=4, members=2), drop=drop)
+    return fit_table(table, target, recipe=Recipe(hidden=(8,), epochs=4, members=2, fast=True), drop=drop)
 
 
 @pytest.fixture(scope="module")

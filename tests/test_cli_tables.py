@@ -80,14 +80,14 @@ def test_too_few_rows_to_flag_any_are_told(tmp_path: Path):
 
 def test_options_of_fit_are_heeded(folder: Path, tmp_path: Path):
     arguments = ["--target", "rooms", "--task", "regression", "--drop", "city", "--drop", "id", "--validation", "0.5"]
-    result = run("fit", folder / "train.csv", *arguments, "-o", tmp_path / "m.dap", *SMALL)
+    result = run("fit", folder / "train.csv", *arguments, "-o", tmp_path / "m.dap", *SMALL, "--fast")
     assert result.exit_code == 0, result.output
     model = load(tmp_path / "m.dap")
     assert model.task == "regression"
     assert [column.name for column in model.encoder.columns] == ["area", "price"]
     assert len(model.train.x) == pytest.approx(len(model.held_out.x), abs=2)
     assert model.recipe.hidden == (8,)
-    arguments = ["--target", "price", "--category", "rooms", "-o", tmp_path / "c.dap", *SMALL]
+    arguments = ["--target", "price", "--category", "rooms", "-o", tmp_path / "c.dap", *SMALL, "--fast"]
     assert run("fit", folder / "train.csv", *arguments).exit_code == 0
     assert load(tmp_path / "c.dap").encoder.expected["rooms"] == "category"
 
@@ -165,7 +165,7 @@ def test_report_and_explain(folder: Path, tmp_path: Path):
 
 
 def test_explain_names_classes(folder: Path, tmp_path: Path):
-    arguments = ["--target", "city", "--drop", "price", "-o", tmp_path / "m.dap", *SMALL, "-q"]
+    arguments = ["--target", "city", "--drop", "price", "-o", tmp_path / "m.dap", *SMALL, "--fast", "-q"]
     assert run("fit", folder / "train.csv", *arguments).exit_code == 0
     told = json.loads(run("explain", tmp_path / "m.dap", folder / "new.csv", "--row", "7", "--json").stdout)
     run("predict", tmp_path / "m.dap", folder / "new.csv", "-o", tmp_path / "o.csv")

@@ -272,7 +272,7 @@ def test_another_table_is_told_by_all_that_it_lacks(folder: Path, tmp_path: Path
 
 def test_a_broken_column_can_be_dropped(folder: Path, tmp_path: Path):
     (tmp_path / "train.csv").write_text((folder / "train.csv").read_text().replace("h0,", "h0,about "))
-    arguments = ["fit", tmp_path / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL]
+    arguments = ["fit", tmp_path / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL, "--fast"]
     refused(run(*arguments), "row 1: column `area` holds 'about ")
     assert run(*arguments, "--drop", "area").exit_code == 0
 
@@ -293,7 +293,7 @@ def test_no_room_for_a_model_is_no_wrong_argument(folder: Path, tmp_path: Path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("dapcal.container.write", full)
-    result = run("fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL)
+    result = run("fit", folder / "train.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL, "--fast")
     refused(result, "Could not write", "Check free space", code=1)
     assert not list(tmp_path.iterdir())
 

@@ -30,7 +30,7 @@ def numbers(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.parametrize("task", ["classes", "numbers"])
 def test_every_posterior_learns_and_comes_back_from_a_file(name, task, tmp_path):
-    recipe = replace(QUICK, posterior=name, epochs=40)
+    recipe = replace(QUICK, posterior=name, epochs=25, learning_rate=0.04)
     (x, y), likelihood, outputs = (
         (classes(240), Categorical(), 3) if task == "classes" else (numbers(240), Gaussian(), 1)
     )

@@ -224,7 +224,7 @@ def test_three_lines_of_words(regression: TableModel, classification: TableModel
 def test_rows_that_occur_often_are_noted():
     """Half of the rows held out would have a twin in training."""
     twice = pa.concat_tables([rows(40), rows(40), rows(20, seed=1)])
-    notes = fit(twice, "price", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
+    notes = fit(twice, "price", recipe=Recipe(hidden=(4,), epochs=1, members=2, fast=True)).notes
     assert any(note.startswith("40 of 100 rows are copies of others") for note in notes)
 
 
@@ -232,7 +232,7 @@ def test_classes_that_differ_in_capitals_alone_are_noted():
     table = rows(60)
     dear = ["Yes" if i % 3 else "YES" for i in range(60)]
     table = table.set_column(table.column_names.index("dear"), "dear", pa.array(dear))
-    notes = fit(table, "dear", recipe=Recipe(hidden=(4,), epochs=1, members=2)).notes
+    notes = fit(table, "dear", recipe=Recipe(hidden=(4,), epochs=1, members=2, fast=True)).notes
     assert any("`dear` holds 'YES', 'Yes', which count as different" in note for note in notes)
 
 
