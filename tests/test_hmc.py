@@ -85,7 +85,7 @@ def test_a_logistic_regression_agrees_with_quadrature_on_a_grid(generator):
     assert weights.reshape(401, 401)[[0, -1]].sum() < 1e-6
     mean = weights @ grid
     covariance = (grid - mean).T @ (weights[:, None] * (grid - mean))
-    posterior = hmc.fit(linear(), Bernoulli(), (x, y), prior_scale=2.0, draws=500, warm_up=100)
+    posterior = hmc.fit(linear(), Bernoulli(), (x, y), prior_scale=2.0, draws=300, warm_up=100)
     assert_moments(posterior.draws, 1, mean, covariance)
     probability = torch.sigmoid(weights @ grid @ x.double().T)  # at the mean: differs from the mean probability
     predicted = posterior.outputs(x).double().sigmoid().mean(0)[:, 0]

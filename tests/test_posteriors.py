@@ -150,7 +150,7 @@ def test_map_learns_batch_norm_statistics(blobs):
 def test_gaussian_noise_is_learnt(fit):
     x, y, _, _ = line(400)
     model = nn.Linear(2, 1)
-    posterior = fit(model, Gaussian(2.0), (x, y), epochs=150, learning_rate=0.05)
+    posterior = fit(model, Gaussian(2.0), (x, y), epochs=150, learning_rate=0.05, batch_size=400)
     assert isinstance(posterior.likelihood.noise, float)
     assert posterior.likelihood.noise == pytest.approx(0.5, rel=0.1)
 
@@ -160,7 +160,7 @@ def test_a_noise_head_is_learnt(generator, fit):
     x = 4 * torch.rand(600, 1, generator=generator) - 2
     y = x[:, 0] + torch.where(x[:, 0] > 0, 1.0, 0.2) * torch.randn(600, generator=generator)
     model = MeanAndNoise(nn.Linear(1, 1), nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)))
-    posterior = fit(model, NoiseHead(), (x, y), epochs=80, learning_rate=0.03, prior_scale=3.0)
+    posterior = fit(model, NoiseHead(), (x, y), epochs=200, learning_rate=0.03, batch_size=600, prior_scale=3.0)
     conditional = posterior.likelihood.conditional(posterior.outputs(torch.tensor([[-1.5], [1.5]])))
     low, high = conditional.variance.mean(0)[:, 0].sqrt().tolist()
     assert low == pytest.approx(0.2, abs=0.1)
@@ -274,9 +274,9 @@ def test_batches_count_the_whole_training_set():
         KnownNoise(0.5),
         (x, y),
         prior_scale=1.5,
-        epochs=400,
+        epochs=300,
         learning_rate=0.03,
-        batch_size=30,
+        batch_size=60,
     )
     exact = precision.diagonal().rsqrt()
     torch.testing.assert_close(posterior.gaussian.variance.sqrt(), exact, rtol=0.25, atol=0)
@@ -294,7 +294,7 @@ def test_the_kl_weight_tempers_the_posterior():
             (x, y),
             prior_scale=1.5,
             kl_weight=weight,
-            epochs=600,
+            epochs=400,
             learning_rate=0.05,
         ).gaussian.variance.sqrt()
 
