@@ -78,7 +78,7 @@ $(PEERS_STAMP): pyproject.toml constraints.txt
 	$(PEERS_PIP) torch
 	$(PEERS_PIP) -e '.[test]'
 	$(PEERS_PIP) torchmetrics opt-einsum tqdm einops einconv linear_operator unfoldNd \
-	  posteriors numpyro transformers lightning 'peft>=0.13' 'accelerate>=1.0' mlflow-skinny
+	  posteriors numpyro transformers lightning 'peft>=0.13' 'accelerate>=1.0' mlflow-skinny tabm rtdl-num-embeddings crepes
 	$(PEERS_PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl==0.1a4 \
 	  bayesian-torch torch-uncertainty
 	touch $(PEERS_STAMP)

@@ -18,7 +18,7 @@ import dapcal
 from dapcal.cli import app
 from dapcal.models import load
 from dapcal.models.table import TableModel
-from table_cases import SMALL, run, write_rows
+from table_cases import SMALL, refused, run, write_rows
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_quiet_says_nothing(folder: Path, tmp_path: Path):
     assert result.output == ""
 
 
-@pytest.mark.parametrize("posterior", ["laplace", "variational", "swag", "dropout"])
+@pytest.mark.parametrize("posterior", ["tabm", "laplace", "variational", "swag", "dropout"])
 def test_every_posterior_can_be_asked_for(posterior: str, folder: Path, tmp_path: Path):
     arguments = ["--target", "city", "--posterior", posterior, "-o", tmp_path / "m.dap", *SMALL, "--fast"]
     result = run("fit", folder / "train.csv", *arguments, "--seed", "1", "--json")
@@ -67,6 +67,24 @@ def test_every_posterior_can_be_asked_for(posterior: str, folder: Path, tmp_path
     assert json.loads(result.stdout)["task"] == "classification"
     assert load(tmp_path / "m.dap").recipe.posterior == posterior
     assert load(tmp_path / "m.dap").recipe.seed == 1
+
+
+def test_intervals_stay_within_the_bounds_of_the_target(folder: Path, tmp_path: Path):
+    """--bounds, or 0 where no training row is below it, which is told."""
+    train, model, out = folder / "train.csv", tmp_path / "m.dap", tmp_path / "out.csv"
+    result = run("fit", train, "--target", "area", "-o", model, *SMALL, "--fast", "--bounds", "1,")
+    assert result.exit_code == 0, result.output
+    run("predict", model, folder / "train.csv", "-o", out, "--level", "0.999999")
+    with out.open() as file:
+        lower = [float(row["lower"]) for row in csv.DictReader(file)]
+    assert min(lower) == pytest.approx(1)
+    assert "no `area` is below 0" in run("fit", train, "--target", "area", "-o", model, *SMALL, "--fast").stderr
+    run("predict", model, folder / "train.csv", "-o", out, "--level", "0.999999")
+    with out.open() as file:
+        assert min(float(row["lower"]) for row in csv.DictReader(file)) == 0
+    for bounds, words in (("100,", "beyond --bounds"), ("9,1", "exchange"), ("a", "least,greatest")):
+        refused(run("fit", train, "--target", "area", "-o", model, *SMALL, "--bounds", bounds), words)
+    refused(run("fit", train, "--target", "city", "-o", model, *SMALL, "--bounds", "0,"), "no bounds")
 
 
 def test_too_few_rows_to_flag_any_are_told(tmp_path: Path):

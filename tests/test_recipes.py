@@ -41,7 +41,7 @@ def test_every_posterior_learns_and_comes_back_from_a_file(name, task, tmp_path)
     else:
         assert (prediction.mean - fitted.held_out.y).square().mean() < 0.3
     fitted.calibrated.save(tmp_path / "model.dap")
-    again = artifact.load(tmp_path / "model.dap", network(3, outputs, recipe))
+    again = artifact.load(tmp_path / "model.dap", network(3, outputs, recipe, 3))
     torch.testing.assert_close(again(x).mean, fitted.calibrated(x).mean)
 
 
@@ -213,7 +213,7 @@ def test_constant_targets_are_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"posterior": "magic"}, "one of ensemble, laplace, variational, swag, dropout, got 'magic'"),
+        ({"posterior": "magic"}, "one of auto, ensemble, tabm, laplace, variational, swag, dropout, got 'magic'"),
         ({"hidden": ()}, "widths of one hidden layer or more"),
         ({"validation": 1.0}, "between 0 and 1 .the share held out., got 1.0"),
         ({"members": 1}, "`members` and `draws` >= 2, got 1 and 50; one network has no spread"),

@@ -217,6 +217,11 @@ def _check_model(posterior: NetworkPosterior | DropoutPosterior, path: str | Pat
         stored |= {n: tuple(t.shape) for n, t in posterior.shared.items()}
         stored |= {n: tuple(t.shape[1:]) for n, t in posterior.buffers.items()}
         dtypes = dict.fromkeys(posterior.layout.names, posterior.draws.dtype)
+        odd = [n for n, t in posterior.central.items() if stored.get(n) != tuple(t.shape)]
+        if odd:
+            raise ValueError(
+                f"{path} is damaged: its network has {odd[:4]} of another shape than its draws; save it again"
+            )
     if set(own) != set(stored):
         odd = sorted(set(own) ^ set(stored))
         raise ValueError(f"{path} is of another model: {odd[:4]} are parameters of only one of the two")

@@ -52,13 +52,13 @@ class _DistanceAware(BaseEstimator):
 
     def __init__(
         self,
-        posterior: str = "ensemble",
-        hidden: tuple[int, ...] = (64, 64),
+        posterior: str = "auto",
+        hidden: tuple[int, ...] | None = None,
         epochs: int | None = None,
-        learning_rate: float = 3e-3,
+        learning_rate: float | None = None,
         batch_size: int | None = None,
         prior_scale: float = 1.0,
-        members: int = 5,
+        members: int | None = None,
         draws: int = 50,
         validation: float = 0.2,
         guard: float = 0.005,
@@ -133,14 +133,16 @@ class _DistanceAware(BaseEstimator):
         return X, y
 
     def _fit(self, X: Any, y: Tensor, likelihood: Likelihood, outputs: int) -> Self:
+        left_open = {
+            "hidden": None if self.hidden is None else tuple(self.hidden),
+            "learning_rate": self.learning_rate,
+            "members": self.members,
+        }
         recipe = recipes.Recipe(
             posterior=self.posterior,
-            hidden=tuple(self.hidden),
             epochs=self.epochs,
-            learning_rate=self.learning_rate,
             batch_size=self.batch_size,
             prior_scale=self.prior_scale,
-            members=self.members,
             draws=self.draws,
             validation=self.validation,
             guard=self.guard,
@@ -148,6 +150,7 @@ class _DistanceAware(BaseEstimator):
             fast=self.fast,
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
             device=self.device,
+            **left_open,  # type: ignore[arg-type]
         )
         evidence: tuple[Space, ...] = ()
         if isinstance(X, np.ndarray):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -40,10 +41,17 @@ def fit(
     category: Annotated[
         list[str] | None, typer.Option(help="Column whose numbers are names (a postcode); may be given several times.")
     ] = None,
-    posterior: Annotated[str, typer.Option(help="ensemble, laplace, variational, swag or dropout.")] = "ensemble",
-    hidden: Annotated[str, typer.Option(help="Widths of the hidden layers.")] = "64,64",
+    posterior: Annotated[
+        str, typer.Option(help="ensemble, tabm, laplace, variational, swag or dropout; auto: by the number of rows.")
+    ] = "auto",
+    hidden: Annotated[
+        str | None, typer.Option(help="Widths of the hidden layers; by default 64,64 (tabm: 96,96).")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the rows; by default by their number.")] = None,
     validation: Annotated[float, typer.Option(help="Share of the rows that is held out for calibration.")] = 0.2,
+    bounds: Annotated[
+        str | None, typer.Option(help="Least and greatest value of the target, e.g. 0, or 0,100; 0, where it fits.")
+    ] = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Skip gap cross-validation, which chooses how predictions widen far away.")
     ] = False,
@@ -73,13 +81,14 @@ def fit(
             raise ValueError(f"Expected --task as classification or regression, got {task!r}")
         recipe = Recipe(
             posterior=posterior,
-            hidden=_widths(hidden),
             epochs=epochs,
             validation=validation,
             fast=fast,
             seed=seed,
             device=checked(device),
         )
+        if hidden is not None:
+            recipe = replace(recipe, hidden=_widths(hidden))
         said.progress("reading", 0, None)
         kinds: dict[str, tables.Kind] = dict.fromkeys(category or (), "category")
         names = tables.columns_of(train)
@@ -97,6 +106,7 @@ def fit(
             unusable=unusable,
             drop_unusable=drop_unusable,
             progress=said.progress,
+            bounds=None if bounds is None else _bounds(bounds),
         )
         for note in model.notes:
             said.note(note)
@@ -135,6 +145,14 @@ def _widths(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"Expected --hidden as widths like 64,64, got {text!r}") from None
+
+
+def _bounds(text: str) -> tuple[float | None, float | None]:
+    try:
+        lower, upper = (float(part) if part.strip() else None for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"Expected --bounds as least,greatest, either may be left out (0,), got {text!r}") from None
+    return lower, upper
 
 
 def _numbers(summary: Summary) -> str:

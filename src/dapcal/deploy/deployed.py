@@ -25,11 +25,12 @@ from dapcal.likelihoods import (
     NoiseHead,
     Poisson,
     Unconditional,
+    VaryingNoise,
 )
 from dapcal.networks import reads
 from dapcal.predictive import Prediction
 
-LIKELIHOODS = (Categorical, Bernoulli, MultiLabel, Gaussian, NoiseHead, Poisson)
+LIKELIHOODS = (Categorical, Bernoulli, MultiLabel, Gaussian, NoiseHead, Poisson, VaryingNoise)
 
 
 def module(calibrated: Fitted) -> Deployed:
@@ -103,7 +104,7 @@ class Deployed(nn.Module):
         # unchanged: inflated by a distance of 0
         lead = 1.0 if posterior.prior is None else posterior.prior.lead
         self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
-        settings = vars(posterior.likelihood)
+        settings = {name: v for name, v in vars(posterior.likelihood).items() if name != "conformal"}  # of intervals
         self.settings = tuple(settings)  # names: temperature, noise, ...
         names = ("beside", "alone", "sum_center", "sum_scale")
         self.combination = {name: getattr(evidence, name) for name in names}
@@ -116,7 +117,7 @@ class Deployed(nn.Module):
             "center": evidence.center,
             "scale": evidence.scale,
             "held_out": evidence.held_out,
-            **{f"likelihood_{name}": float(value) for name, value in settings.items()},
+            **{f"likelihood_{name}": value for name, value in settings.items()},
         }
         for name, value in numbers.items():
             self.register_buffer(name, torch.as_tensor(value, dtype=torch.float64).clone())

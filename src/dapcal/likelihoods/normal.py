@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from dapcal.likelihoods.base import Interval, Likelihood, Unconditional, numbers_in_columns
+from dapcal.likelihoods.conformal import Conformal
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
 
 
 class NormalLikelihood(Likelihood):
     """What both Gaussian likelihoods share: moments, densities, samples and intervals of a location and a noise."""
+
+    conformal: Conformal | None
 
     @abstractmethod
     def _location_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +61,8 @@ class NormalLikelihood(Likelihood):
 
     def columns(self, ensemble: Ensemble, base: Ensemble, level: float) -> dict[str, Tensor]:
         """Mean, interval, and the parts of the standard deviation, (N, K) each."""
-        return numbers_in_columns(self, ensemble, base, level)
+        found = numbers_in_columns(self, ensemble, base, level)
+        return {**found, "prediction": self.bounded(found["prediction"])}
 
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """Targets from the Gaussian of the moments, (n, N, K)."""
@@ -69,6 +73,21 @@ class NormalLikelihood(Likelihood):
     def interval(self, ensemble: Ensemble, level: float) -> Interval:
         """Mean ± z · standard deviation of the Gaussian of the moments."""
         return self.interval_of(self.mean(ensemble), self.variance(ensemble), level)
+
+    def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
+        """Mean ± z · standard deviation, or as wide as residuals of judging rows say; within the target's bounds."""
+        plain = super().interval_of(mean, variance, level)
+        if self.conformal is None:
+            return plain
+        if len(self.conformal.scores):
+            z = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
+            half = self.conformal.half(level, z).to(mean) * variance.sqrt()
+            plain = Interval(mean - half, mean + half)
+        return Interval(self.bounded(plain.lower), self.bounded(plain.upper))
+
+    def bounded(self, value: Tensor) -> Tensor:
+        """The nearest value that a target can have."""
+        return value if self.conformal is None else self.conformal.bounded(value)
 
     def _check_targets(self, y: Tensor, n: int, targets: int) -> Tensor:
         y = y[:, None] if y.ndim == 1 else y
@@ -91,6 +110,7 @@ class Gaussian(NormalLikelihood):
     stores = Stores()
 
     noise: float | Tensor = 1.0
+    conformal: Conformal | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise, Tensor) and not 0 < self.noise < float("inf"):
@@ -106,11 +126,11 @@ class Gaussian(NormalLikelihood):
     def at(self, free: dict[str, Tensor]) -> Gaussian:
         """With another noise level (a tensor while it is being learnt)."""
         noise = free["log_noise"].exp()
-        return Gaussian(noise if noise.requires_grad else float(noise))
+        return replace(self, noise=noise if noise.requires_grad else float(noise))
 
     def rescaled(self, factor: float) -> Gaussian:
         """Noise level times `factor`."""
-        return Gaussian(float(self.noise) * factor)
+        return replace(self, noise=float(self.noise) * factor)
 
     def curvature_root(self, outputs: Tensor) -> Tensor:
         """1/noise for every target."""
@@ -132,6 +152,7 @@ class NoiseHead(NormalLikelihood):
 
     factor: float = 1.0
     floor: float = 1e-3
+    conformal: Conformal | None = field(default=None, repr=False)
 
     def _location_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         location, raw = outputs.chunk(2, -1)

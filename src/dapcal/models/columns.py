@@ -12,6 +12,8 @@ from dapcal.predictive import Prediction
 Columns = dict[str, np.ndarray]
 """By name: one value an input (N,), or one for every class or target (N, K); see `Prediction.columns`."""
 
+_ROUNDING = 2.0**-22  # of float32, twice
+
 
 class Unit(NamedTuple):
     """A regression's targets as people see them: center + scale · the network's target."""
@@ -20,8 +22,9 @@ class Unit(NamedTuple):
     scale: float = 1.0
 
     def amounts(self, values: Any) -> np.ndarray:
-        """Targets, means and ends of intervals, in float64."""
-        return self.center + self.scale * np.asarray(values, float)
+        """Targets, means and ends of intervals, in float64; what is 0 but for the rounding of float32 is 0."""
+        amounts = self.center + self.scale * np.asarray(values, float)
+        return np.where(np.abs(amounts) < _ROUNDING * abs(self.center), 0.0, amounts)
 
     def widths(self, values: Any) -> np.ndarray:
         """Differences and standard deviations, in float64: they have no center."""

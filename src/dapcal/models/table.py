@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,6 +167,7 @@ class TableModel:
             "encoder": self.encoder.as_json(),
             "target": self.target.as_json(),
             "recipe": asdict(self.recipe),
+            "numbers": recipes.numbers_of(self.calibrated.posterior.network),
             "notes": list(self.notes),
             "gaps": None if self.gaps is None else self.gaps.as_json(),
         }
@@ -267,13 +267,14 @@ def restored(stored: Stored, device: str = "cpu") -> TableModel:
         encoder, target = encoder_from_json(about["encoder"]), target_from_json(about["target"])
         recipe = Recipe(**{**about["recipe"], "hidden": tuple(about["recipe"]["hidden"]), "device": device})
         check_fields(Recipe, asdict(recipe))
-        _check_size(recipe, encoder, target, stored)
+        numbers = about.get("numbers", 0)
+        _check_size(recipe, encoder, target, numbers, stored)
         train, held_out = (
             checked_pairs(attachments, name, (encoder.width,), len(target.labels), device) for name in _SETS
         )
         gaps = None if about.get("gaps") is None else from_json(about["gaps"])
         notes = checked_texts(about["notes"])
-    network = recipes.network(encoder.width, outputs_of(target), recipe).to(torch.device(device))
+    network = recipes.network(encoder.width, outputs_of(target), recipe, numbers).to(torch.device(device))
     calibrated = stored.calibrated(network)
     model = TableModel(calibrated, encoder, target, recipe, train, held_out, notes, gaps)
     with refused_if_damaged(stored.path):
@@ -282,13 +283,14 @@ def restored(stored: Stored, device: str = "cpu") -> TableModel:
     return model
 
 
-def _check_size(recipe: Recipe, encoder: Encoder, target: Classes | Numbers, stored: Stored) -> None:
+def _check_size(recipe: Recipe, encoder: Encoder, target: Classes | Numbers, numbers: Any, stored: Stored) -> None:
     """The network that a recipe describes has as many parameters as are stored, or it is not built."""
-    widths = (encoder.width, *recipe.hidden, outputs_of(target))
-    parameters = sum((one + 1) * two for one, two in pairwise(widths))
-    numbers = sum(tensor.numel() for tensor in stored.tensors.values())
-    if parameters > numbers:
-        raise ValueError(f"its recipe describes a network of {parameters} parameters and it holds {numbers} numbers")
+    if not isinstance(numbers, int) or not 0 <= numbers <= encoder.width:
+        raise ValueError(f"its network takes {numbers!r} numbers, and its table has {encoder.width} columns")
+    parameters = recipes.size(encoder.width, outputs_of(target), recipe, numbers)
+    held = sum(tensor.numel() for tensor in stored.tensors.values())
+    if parameters > held:
+        raise ValueError(f"its recipe describes a network of {parameters} parameters and it holds {held} numbers")
 
 
 def outputs_of(target: Classes | Numbers) -> int:

@@ -12,11 +12,11 @@ from dapcal import recipes
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
 from dapcal.progress import Stages
-from dapcal.recipes import Recipe
+from dapcal.recipes import Bounds, Recipe
 from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
-from dapcal.tables.targets import Classes, TaskName, fit_target, guess, with_target
+from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
 
 _MANY_COPIES = 0.1  # share of the rows
 
@@ -31,6 +31,7 @@ def fit(
     unusable: Mapping[str, str] | None = None,
     drop_unusable: bool = False,
     progress: Stages | None = None,
+    bounds: tuple[float | None, float | None] | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others.
 
@@ -43,24 +44,55 @@ def fit(
         unusable: columns that reading found to be so, and why.
         drop_unusable: leave these out, and others that would be refused, with a note.
         progress: told (stage, done, total).
+        bounds: the least and the greatest value that the target can have, None for no limit: intervals stay within; by
+            default 0 where no training row is below it.
     """
     encoder = fit_encoder(table, target, drop, unusable, drop_unusable)
     rows, left_out = with_target(table, target)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)
-    recipe = recipe or Recipe()
+    recipe = (recipe or Recipe()).resolved(len(rows))
     x, y = encoder(rows).x, goal.encode(rows[target], name=target)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
-    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, (column_space(encoder),))
+    limits, told = _bounds(goal, y, bounds, target)
+    spaces = (column_space(encoder),)
+    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits)
     spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
         *([left_out] if left_out else []),
+        *([told] if told else []),
         *([spelling] if spelling else []),
         *_copies(x, y),
         *encoder.notes,
     )
     return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes, fitted.gaps)
+
+
+def _bounds(
+    goal: Classes | Numbers, y: Tensor, given: tuple[float | None, float | None] | None, name: str
+) -> tuple[Bounds, str | None]:
+    """Bounds in the network's unit, and a note where they were found."""
+    if not isinstance(goal, Numbers):
+        if given is not None:
+            raise ValueError(f"`{name}` holds classes, which have no bounds; leave --bounds out, or --task regression")
+        return Bounds(), None
+    least, greatest = (float(goal.decode(end)) for end in (y.min(), y.max()))
+    slack = 1e-6 * goal.scale  # of float32
+    if given is None:
+        positive = least >= -slack
+        note = f"no `{name}` is below 0, so no interval goes below it; --bounds=, allows it" if positive else None
+        given = (0.0 if positive else None, None)
+    else:
+        note = None
+    lower, upper = given
+    if lower is not None and upper is not None and not lower < upper:
+        raise ValueError(f"Expected --bounds as least,greatest, got {lower:g},{upper:g}; exchange them")
+    if (lower is not None and least < lower - slack) or (upper is not None and greatest > upper + slack):
+        raise ValueError(
+            f"`{name}` goes from {least:.6g} to {greatest:.6g}, beyond --bounds; correct those rows, or widen them"
+        )
+    return Bounds(*(None if end is None else (end - goal.center) / goal.scale for end in given)), note
 
 
 def _copies(x: Tensor, y: Tensor) -> list[str]:

@@ -77,7 +77,9 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         means.append(prediction.mean)
         after.append(-prediction.log_prob(own))
         before.append(-prediction.base.log_prob(own))
-        if isinstance(target, Numbers):
+    if isinstance(target, Numbers):  # at rows that the width of intervals was not taken from
+        own_y = chose.y.cpu().split(model.rows_at_once)
+        for prediction, own in zip(_predictions(model, chose.x), own_y, strict=True):
             lower, upper = prediction.interval(LEVEL)
             inside.append((lower <= own) & (own <= upper))
     unit = 0.0 if isinstance(target, Classes) else math.log(target.scale)
@@ -113,7 +115,7 @@ def words(summary: Summary, target: str) -> str:
         good += f"{100 * summary.constant:.1f} %)"
     else:
         good = f"off by {amount(summary.value)} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
-        held = f"{100 * (summary.coverage or 0):.0f} % of them"
+        held = f"{100 * (summary.coverage or 0):.0f} % of the others"
         good += f"{amount(summary.constant)}); its {100 * LEVEL:.0f} % intervals hold {held}"
     names = [f"`{' '.join(name.split())}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
     looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."

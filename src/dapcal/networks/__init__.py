@@ -29,10 +29,11 @@ from dapcal.networks.layout import (
 from dapcal.networks.passes import Pass, layer_input, open_pass, shared
 from dapcal.networks.reading import reading, reads
 from dapcal.networks.running import run, running
+from dapcal.networks.tabular import TableNetwork
 from dapcal.networks.taking import any_inputs, packed, packed_batches, take
 
 __all__ = [
-    "MEMORY", "Layout", "Pass", "any_inputs", "as_tensor", "backward_in_evaluation", "check_outputs",
+    "MEMORY", "Layout", "Pass", "TableNetwork", "any_inputs", "as_tensor", "backward_in_evaluation", "check_outputs",
     "checked_outputs", "copied", "dense_chain", "entering", "evaluate", "execution_order", "feature_layer",
     "first_input", "frozen_copy", "head_of", "last_linear", "layer_input", "layer_names", "layout_of", "leaving",
     "one_column", "open_pass", "own_layers", "packed", "packed_batches", "parameter_name", "plain", "reading",

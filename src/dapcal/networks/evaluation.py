@@ -16,6 +16,7 @@ from dapcal.errors import NotOutputs
 from dapcal.networks.hooks import entering, unfused
 from dapcal.networks.passes import Pass
 from dapcal.networks.running import running
+from dapcal.networks.tabular import PiecewiseLinear, Scaled
 
 MEMORY = 2**28  # bytes of activations that one step may take, about
 
@@ -245,7 +246,7 @@ def vectorising() -> Iterator[None]:
         yield
 
 
-_MATRIX_LAYERS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)
+_MATRIX_LAYERS = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, PiecewiseLinear, Scaled)
 
 
 def _is_matrix_network(model: nn.Module) -> bool:

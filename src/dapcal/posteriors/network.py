@@ -37,6 +37,8 @@ class NetworkPosterior:
         prior: σ0 and distance factors per parameter group, or None where σ0 has no meaning.
         linear: how outputs follow linearly from the parameters (a last layer, a linearised network); None for draws
             that run through the network.
+        central: shared parameters of the network that stands for the posterior, where it has others (members that were
+            trained again, beside the network whose features give distances).
     """
 
     stores = Stores(given={"model": "model", "likelihood": "likelihood"})
@@ -51,6 +53,7 @@ class NetworkPosterior:
     gaussian: Gaussian | None = None
     prior: Prior | None = None
     linear: Linear | None = None
+    central: dict[str, Tensor] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         draws, parameters = self.draws.shape
@@ -101,7 +104,7 @@ class NetworkPosterior:
         """The network at the center: MAP, posterior mean, or first member."""
         module = copy.deepcopy(self.model)
         first = {name: stacked[0] for name, stacked in self.buffers.items() if name not in self.shared}
-        own = {**self.shared, **self.layout.unflatten(self.center), **first}
+        own = {**self.shared, **self.central, **self.layout.unflatten(self.center), **first}
         with torch.no_grad():
             for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 tensor.copy_(own[name])
@@ -125,13 +128,17 @@ class NetworkPosterior:
 
     @cached_property
     def are_members(self) -> bool:
-        """Whether the draws are a few networks of their own: an ensemble, or draws that were brought."""
-        return self.linear is None and self.gaussian is None and 2 <= len(self.draws) <= MOST_MEMBERS
+        """Whether the draws are a few networks of their own: an ensemble, or draws that were brought.
+
+        Draws that share weights are not: the features of one are nearly those of all.
+        """
+        apart = all(name in self.layout.names for name, _ in self.model.named_parameters())
+        return apart and self.linear is None and self.gaussian is None and 2 <= len(self.draws) <= MOST_MEMBERS
 
     @cached_property
     def _first_is_network(self) -> bool:
         """Whether the first draw is the network that features are taken from (an ensemble's first member)."""
-        return bool(torch.equal(self.draws[0], self.center))
+        return not self.central and bool(torch.equal(self.draws[0], self.center))
 
     @cached_property
     def squared_norms(self) -> Tensor | None:

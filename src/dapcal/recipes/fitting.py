@@ -7,7 +7,7 @@ rows ──► train │ held-out ──► networks ──► posterior ──�
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
@@ -28,14 +28,18 @@ from dapcal.distances.projectors import Identity
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.progress import Stages
+from dapcal.recipes.bins import are_numbers
 from dapcal.recipes.division import check_rows, divide
 from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
+from dapcal.recipes.intervals import Bounds, with_intervals
+from dapcal.recipes.noise import with_row_noise
 from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
-from dapcal.recipes.recipe import Recipe, network
-from dapcal.recipes.refit import refitted
+from dapcal.recipes.recipe import Recipe, maker
+from dapcal.recipes.refit import REFITTED, refitted
 from dapcal.types import DapcalWarning, Posterior
 
 GAPS = "leaving out regions"  # the stage of gap cross-validation
+NO_BOUNDS = Bounds()
 
 
 class Fitted(NamedTuple):
@@ -55,6 +59,7 @@ def fit(
     recipe: Recipe,
     progress: Stages | None = None,
     evidence: Sequence[Space] = (),
+    bounds: Bounds = NO_BOUNDS,
 ) -> Fitted:
     """Hold out rows, train what the recipe names on the others, and calibrate it.
 
@@ -72,24 +77,30 @@ def fit(
             regions" (unless `fast`), of 0 and 1 of 1 while "calibrating", and with `refit` of epochs again while
             "training on all rows".
         evidence: spaces whose measure stands beside the sum of the other evidence (`dapcal.beside`).
+        bounds: of the targets, which intervals respect.
     """
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)
+    recipe = recipe.resolved(len(data.x))
     data = data._replace(y=likelihood.check(data.x.new_zeros(len(data.x), outputs), data.y))
     train, held_out = divide(data, recipe, isinstance(likelihood, ClassLikelihood))
 
-    def make() -> nn.Module:
-        return network(x.shape[1], outputs, recipe).to(data.x)
+    numbers = are_numbers(train.x).cpu()
+
+    def make_for(rows: Labelled) -> Callable[[], nn.Module]:
+        return maker(rows, outputs, recipe, numbers)
 
     chooses = held_out.subset(split(len(held_out.x), torch.Generator().manual_seed(recipe.seed))[0].to(data.x.device))
     told = progress or (lambda *_: None)
     watch = Watch(told, "training", RUNS.get(recipe.posterior, recipe.members))
     options = options_of(recipe, len(train.x), chooses, watch)
-    task = Task(make, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options)
+    task = Task(make_for, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options)
     notes: list[str] = []
     with one_thread(), _warnings_to(notes):
         posterior = POSTERIORS[recipe.posterior](task)
         watch.end()
+    posterior, told_of_noise = with_row_noise(posterior, chooses) if recipe.row_noise else (posterior, None)
+    notes += [told_of_noise] if told_of_noise else []
     given: _Given = {
         "train": (train.x, train.y),
         "held_out": (held_out.x, held_out.y),
@@ -105,10 +116,11 @@ def fit(
     else:
         calibrated, choice = _by_gaps(posterior, given, *gaps, notes)
         notes.append(words(choice))
+    calibrated = with_intervals(calibrated, held_out, bounds)
     calibrated = replace(calibrated, notes=(*calibrated.notes, *notes))
     calibrated = with_evidence(calibrated, train, held_out, evidence)
     told("calibrating", 1, 1)
-    if recipe.refit and recipe.posterior == "ensemble":
+    if recipe.refit and recipe.posterior in REFITTED:
         with one_thread():
             calibrated = refitted(calibrated, task._replace(train=(data.x, data.y)), watch)
     return Fitted(calibrated, train, held_out, choice)

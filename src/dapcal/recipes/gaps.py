@@ -27,13 +27,15 @@ from dapcal.data import Labelled, gather
 from dapcal.distances import Space, fit_distance
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
-from dapcal.posteriors import ensemble
+from dapcal.networks import TableNetwork
+from dapcal.posteriors import ensemble, sharing
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.recipes.posteriors import PATIENCE, Task, around, members_of, schedule_of
 from dapcal.types import Adjustment, DapcalWarning, Posterior
 
 REGIONS = 12
 MEMBERS = 3  # of a refitted ensemble, at most
+SHARING = 3  # likewise, where they share weights
 MOST_KEPT = 2000  # rows that a refit learns, at most: a random choice of the others
 MOST_READ = 500  # rows of a region that are read, at most
 FEWEST_ROWS = 60  # in training; with fewer a refit would learn next to nothing
@@ -41,6 +43,7 @@ FEWEST_REGIONS = 3  # of which a standard error is taken
 ORDINARY = 0.1  # share of the rows outside a region, at least FEWEST_ORDINARY
 FEWEST_ORDINARY = 20
 SHORTER = 0.5  # epochs of a refit, as a share of those that the rows would ask for
+SHARING_SHORTER = 0.25  # likewise, where members share weights
 FACTORS = torch.logspace(-4, 4, 65, dtype=torch.float64)  # that are tried, times the unit of the search
 
 
@@ -168,13 +171,17 @@ def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]
     recipe = task.recipe
     members = min(members_of(recipe), MEMBERS)
     batch_size, epochs = schedule_of(recipe, len(parts[0].kept.x))
-    epochs = epochs if recipe.epochs is not None else round(SHORTER * epochs)
+    shorter = SHARING_SHORTER if recipe.posterior == "tabm" else SHORTER
+    epochs = epochs if recipe.epochs is not None else round(shorter * epochs)
     patience = max(round(PATIENCE * epochs), 1)
+    kept, ordinary = ([getattr(part, name) for part in parts] for name in ("kept", "ordinary"))
+    if recipe.posterior == "tabm":
+        return _sharing(task, kept, ordinary, batch_size, epochs, patience, progress)
     started = ensemble.fit_each(
-        lambda: task.make().float(),
+        task.make_for(kept[0]),
         task.likelihood,
-        [part.kept for part in parts],
-        [part.ordinary for part in parts],
+        kept,
+        ordinary,
         members=members,
         prior_scale=recipe.prior_scale,
         seed=recipe.seed + 1,  # its first member is no member of the posterior itself
@@ -185,6 +192,30 @@ def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]
         progress=progress,
     )
     return [_around(task, part, one, epochs, patience) for part, one in zip(parts, started, strict=True)]
+
+
+def _sharing(
+    task: Task, kept: list[Labelled], ordinary: list[Labelled], batch_size: int, epochs: int, patience: int,
+    progress: Callable[[int, int], None],
+) -> list[Posterior]:  # fmt: skip
+    """Members that share weights, with bins from the rows that are kept."""
+    recipe = task.recipe
+    found = sharing.fit_each(
+        [task.make_for(rows) for rows in kept],
+        task.likelihood,
+        kept,
+        ordinary,
+        own=TableNetwork.is_own,
+        members=min(recipe.members, SHARING),
+        weight_decay=recipe.weight_decay,
+        seed=recipe.seed + 1,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=recipe.learning_rate,
+        patience=patience,
+        progress=lambda epoch: progress(epoch.number, epoch.total),
+    )
+    return list(found)
 
 
 def _around(task: Task, part: _Part, one: NetworkPosterior, epochs: int, patience: int) -> Posterior:

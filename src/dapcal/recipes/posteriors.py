@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from dapcal.data import Data, Labelled, batch_sizes
+from dapcal.data import Data, Labelled, batch_sizes, gather
 from dapcal.likelihoods import Likelihood
-from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
+from dapcal.networks import TableNetwork
+from dapcal.posteriors import dropout, ensemble, laplace, sharing, swag, variational
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
 from dapcal.progress import Epoch, Stages
@@ -21,6 +22,12 @@ from dapcal.recipes.recipe import Recipe
 from dapcal.types import Posterior
 
 STEPS = 1000  # minibatches that a network sees, where `epochs` is left open
+FEWEST_EPOCHS = 20
+SHARED_ROWS = 200_000  # that members which share weights see, an epoch after the other, where `epochs` is left open
+SHARED_EPOCHS = (40, 150)  # likewise, at least and at most
+MANY = 20_000  # rows, of which half as many epochs do
+FAST = 0.6  # share of the epochs with `fast`, of more than LARGE rows
+LARGE = 4000
 PATIENCE = 0.25  # share of the epochs after which training stops, if the held-out NLL has not fallen
 SWAG_RATE = 1e-3  # of the SGD that wanders around the trained network
 
@@ -28,12 +35,17 @@ SWAG_RATE = 1e-3  # of the SGD that wanders around the trained network
 class Task(NamedTuple):
     """What a posterior is fitted to, and how."""
 
-    make: Callable[[], nn.Module]
+    make_for: Callable[[Labelled], Callable[[], nn.Module]]  # from training rows to new networks
     likelihood: Likelihood
     train: Data
     watched: Data  # held-out rows that training is stopped by
     recipe: Recipe
     options: Options
+
+    @property
+    def make(self) -> Callable[[], nn.Module]:
+        """New networks for the training rows."""
+        return self.make_for(gather(self.train, "train"))
 
 
 def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Options:
@@ -50,10 +62,18 @@ def options_of(recipe: Recipe, rows: int, watched: Labelled, watch: Watch) -> Op
 
 
 def schedule_of(recipe: Recipe, rows: int) -> tuple[int, int]:
-    """Rows in a step, and epochs."""
-    batch = min(max(rows // 10, 16), 256) if recipe.batch_size is None else recipe.batch_size
-    steps = len(batch_sizes(rows, batch))
-    return batch, max(math.ceil(STEPS / steps), 20) if recipe.epochs is None else recipe.epochs
+    """Rows in a step, and epochs.
+
+    Members that share weights cost by the rows that they see, not by the step: small batches serve them better.
+    """
+    if recipe.posterior == "tabm":
+        fewest, most = SHARED_EPOCHS
+        batch, epochs = min(max(rows // 20, 16), 128), min(max(SHARED_ROWS // rows, fewest), most)
+        epochs = round(epochs * (0.5 if rows > MANY else 1) * (FAST if recipe.fast and rows > LARGE else 1))
+    else:
+        batch = min(max(rows // 10, 16), 256)
+        epochs = max(math.ceil(STEPS / len(batch_sizes(rows, recipe.batch_size or batch))), FEWEST_EPOCHS)
+    return recipe.batch_size or batch, recipe.epochs or epochs
 
 
 @dataclass
@@ -103,6 +123,29 @@ def networks(task: Task, members: int) -> NetworkPosterior:
         seed=recipe.seed,
         **task.options,
     )
+
+
+def sharing_members(task: Task, last: int | None = None) -> NetworkPosterior:
+    """Members that share weights, trained side by side; to an epoch that is the last, or by the watched rows."""
+    recipe, options = task.recipe, task.options
+    watch = options["progress"]
+    (posterior,) = sharing.fit_each(
+        [task.make],
+        task.likelihood,
+        [gather(task.train, "train")],
+        None if last is not None else [gather(task.watched, "watched")],
+        last=last,
+        own=TableNetwork.is_own,
+        members=recipe.members,
+        weight_decay=recipe.weight_decay,
+        seed=recipe.seed,
+        epochs=options["epochs"],
+        batch_size=options["batch_size"],
+        learning_rate=options["learning_rate"],
+        patience=options["patience"],
+        progress=watch if callable(watch) else lambda epoch: None,  # noqa: ARG005
+    )
+    return posterior
 
 
 def members_of(recipe: Recipe) -> int:
@@ -170,7 +213,7 @@ _AROUND: dict[str, Callable[[Task, NetworkPosterior], Posterior]] = {
     "dropout": _dropout,
 }
 
-POSTERIORS: dict[str, Callable[[Task], Posterior]] = dict.fromkeys(_AROUND, _made)
+POSTERIORS: dict[str, Callable[[Task], Posterior]] = {"tabm": sharing_members, **dict.fromkeys(_AROUND, _made)}
 """By the name that a recipe has for it."""
 
-RUNS = {"laplace": 1, "variational": 2, "swag": 2, "dropout": 1}  # times that a network is trained
+RUNS = {"tabm": 1, "laplace": 1, "variational": 2, "swag": 2, "dropout": 1}  # times that a network is trained

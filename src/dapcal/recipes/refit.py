@@ -12,7 +12,9 @@ from dapcal.distances import Distance, FittedSpace, NearestNeighbor, nearest
 from dapcal.distances.projectors import project
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, cosine
-from dapcal.recipes.posteriors import Task, Watch, networks
+from dapcal.recipes.posteriors import Task, Watch, networks, sharing_members
+
+REFITTED = ("ensemble", "tabm")  # posteriors that can be
 
 
 def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
@@ -32,12 +34,11 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
         "patience": None,
         "progress": Watch(watch.progress, "training on all rows", watch.runs),
     }
-    members = networks(task._replace(options={**task.options, **again}), task.recipe.members)
     posterior, x = calibrated.posterior, gather(task.train, "x").x
     assert isinstance(posterior, NetworkPosterior)
     return replace(
         calibrated,
-        posterior=replace(posterior, draws=members.draws),
+        posterior=_members(task, again, posterior),
         distance=Distance(tuple(_measured_from(space, x) for space in calibrated.distance.spaces)),
         evidence=replace(
             calibrated.evidence, further=tuple(_measured_from(space, x) for space in calibrated.evidence.further)
@@ -45,6 +46,19 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
         measured=None if calibrated.measured is None else replace(calibrated.measured, refitted=True),
         notes=(*calibrated.notes, f"networks trained again on all rows, {epochs} epochs each"),
     )
+
+
+def _members(task: Task, again: Options, old: NetworkPosterior) -> NetworkPosterior:
+    """New draws, and new weights that they share; the network that stands for the posterior is the old one."""
+    if task.recipe.posterior == "ensemble":
+        return replace(old, draws=networks(_with(task, again), task.recipe.members).draws)
+    told: Options = {"progress": again["progress"]}
+    new = sharing_members(_with(task, told), last=again["epochs"])
+    return replace(old, draws=new.draws, shared=new.shared, central=old.shared)
+
+
+def _with(task: Task, options: Options) -> Task:
+    return task._replace(options={**task.options, **options})
 
 
 def _measured_from(space: FittedSpace, x: Tensor) -> FittedSpace:

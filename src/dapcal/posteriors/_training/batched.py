@@ -89,7 +89,7 @@ def train(
     first = own_data[:, None] * count
     rows_x, rows_y = x.flatten(0, 1), y.flatten(0, 1)
     watched_x, watched_y = watched_x[own_data.to(x.device)], watched_y[own_data.to(x.device)]
-    best = _Best(parameters)
+    best = Best(parameters)
     with torch.random.fork_rng(devices=[]):  # of dropout
         torch.random.default_generator.manual_seed(runs[0].seed)
         for epoch in range(epochs):
@@ -160,7 +160,7 @@ class Adam:
             parameter.addcdiv_(first, size, value=-share)
 
 
-class _Best:
+class Best:
     """The parameters of every network at its own best epoch."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
