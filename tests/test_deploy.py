@@ -363,7 +363,7 @@ def test_what_does_not_deploy_is_refused(posterior_of, options, match):
 
 def test_other_parts_that_are_refused():
     calibrated = calibrated_of(members, Gaussian(0.3))
-    with pytest.raises(TypeError, match=r"MultiLabel, Gaussian, NoiseHead, Poisson\), got Own; predict with"):
+    with pytest.raises(TypeError, match=r"NoiseHead, Poisson, VaryingNoise\), got Own; predict with"):
         deploy.module(replace(calibrated, posterior=replace(calibrated.posterior, likelihood=Own(0.3))))
     first = calibrated.distance.spaces[0]
     other = replace(first, projector=replace(first.projector, network=mlp(2)))
