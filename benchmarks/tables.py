@@ -24,7 +24,6 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from tables_ranks import summary
 from dapcal.files import write_text
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.recipes import Recipe, fit
-from dapcal.recipes.posteriors import schedule_of
 
 TEST = 0.2
 RESULT = Path("results/tables.json")
@@ -158,14 +156,12 @@ def of_numbers(y: np.ndarray, mean: np.ndarray, deviation: np.ndarray, *ends: np
     }
 
 
-def ours(scale: float = 1.0, **options: Any) -> Callable[[Split, int], Callable[..., Answer]]:
-    """A recipe, without gap cross-validation, for `scale` times as many epochs as it would take."""
+def ours(**options: Any) -> Callable[[Split, int], Callable[..., Answer]]:
+    """A recipe; those beside the default leave out gap cross-validation."""
 
     def fitted(split: Split, seed: int) -> Callable[..., Answer]:
         x, y = torch.from_numpy(split["x"]), torch.from_numpy(split["y"])
-        recipe = Recipe(seed=seed, **options).resolved(len(x))
-        epochs = round(scale * schedule_of(recipe, round((1 - recipe.validation) * len(x)))[1])
-        recipe = replace(recipe, fast=True, epochs=epochs)
+        recipe = Recipe(seed=seed, fast=bool(options), **options)
         if "classes" in split:
             model = fit(x, y, Categorical(), int(split["classes"]), recipe).calibrated
             return lambda x, raw: (model(torch.from_numpy(x)).probs.numpy(),)  # noqa: ARG005
@@ -290,13 +286,11 @@ METHODS: dict[str, Callable[[Split, int], Callable[..., Answer]]] = {
     "linear": theirs(_linear, raw=False),
     "perceptron": theirs(_perceptron, raw=False),
     "dapcal": ours(),
-    "dapcal refit": ours(refit=True),
-    "five networks": ours(posterior="ensemble"),
-    "tabm": ours(posterior="tabm"),
-    "tabm refit": ours(posterior="tabm", refit=True),
-    "tabm long": ours(2.0, posterior="tabm"),
-    "tabm one noise": ours(posterior="tabm", row_noise=False),
-    "tabm quantiles": ours(posterior="tabm", edges="quantiles"),
+    "five networks": ours(trees=False, refit=False),
+    "five networks of all rows": ours(trees=False),
+    "five networks and trees": ours(posterior="ensemble"),
+    "tabm of all rows": ours(posterior="tabm", trees=False),
+    "tabm and trees": ours(posterior="tabm"),
 }
 NEEDS = {"lightgbm": "lightgbm", "catboost": "catboost", "boosting": "sklearn", "linear": "sklearn"}
 

@@ -464,3 +464,33 @@ def test_damaged_descriptions_are_refused(bad):
     with pytest.raises(ValueError, match=r"is damaged .*; fit and save the model again") as error:
         encoder_from_json(bad)
     assert "\n" not in str(error.value)
+
+
+def test_new_levels_are_rare_ones_where_they_are_to_be_expected():
+    """Of 60 tickets half occur once, so that the next row has a new one with chance ½: that must not be far away."""
+    tickets = [f"once {i}" for i in range(30)] + ["often"] * 24 + ["twice"] * 2 + ["four"] * 4
+    encoder = fitted(tickets)
+    (column,) = encoder.columns
+    assert isinstance(column, Category)
+    assert column.levels == ("often",)
+    assert column.open
+    assert "new ones with them" in encoder.notes[0]
+    encoded = encoder(pa.table({"a": ["often", "twice", "never seen", None]}))
+    assert encoded.x.tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1]]
+    assert not encoded.unknown
+    assert column.decode(encoded.x.numpy()) == ["often", "other", "other", "missing"]
+    assert encoder_from_json(json.loads(json.dumps(encoder.as_json()))).columns == encoder.columns
+
+
+def test_a_column_whose_levels_hardly_repeat_is_left_out():
+    cabins = [f"{i // 2}" + "x" * (i % 3) for i in range(90)]
+    encoder = fit_encoder(pa.table({"cabin": cabins, "a": list(range(0, 180, 2)), "y": [0.5] * 90}), "y")
+    assert [column.name for column in encoder.columns] == ["a"]
+    assert "none of them in 5 rows: left out" in encoder.notes[0]
+
+
+def test_a_level_that_is_new_in_a_closed_column_stays_far():
+    encoder = fitted(["red", "blue", "green"] * 30 + ["odd"])
+    (column,) = encoder.columns
+    assert not column.open
+    assert encoder(pa.table({"a": ["mauve"]})).x.max() == UNKNOWN

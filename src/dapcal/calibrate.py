@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +26,10 @@ from dapcal.calibration.search import Curve, Point, search, unsearched
 from dapcal.calibration.summary import Judged, Summary, before_and_after
 from dapcal.data import Data, Inputs, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import warn_if_collapsed
-from dapcal.distances import Distance, Space, raw_in
+from dapcal.distances import Distance, FittedSpace, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
-from dapcal.distances.features import one_pass
-from dapcal.ensembles import Evaluated
+from dapcal.distances.features import in_place_of, one_pass
+from dapcal.ensembles import Evaluated, seen
 from dapcal.inputs import Fields
 from dapcal.likelihoods import Likelihood
 from dapcal.moving import moved
@@ -38,7 +38,7 @@ from dapcal.posteriors.plain import around_given
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Adjustment, Posterior, Projector, Scale
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior, Projector, Scale
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -215,9 +215,11 @@ class Calibrated:
             inside; None where it takes one tensor of one shape.
         head: a last layer that is applied after the places of a text are pooled, while the network itself does it
             before, which is the same; None where there is none.
+        before: members as they were before they were trained again on all rows, the held-out ones among them: by these
+            an input is doubted that is scored; None where nothing was trained again.
     """
 
-    stores = Stores()
+    stores = Stores(again="before")
 
     posterior: Posterior
     distance: Distance
@@ -233,14 +235,15 @@ class Calibrated:
     measured: Summary | None = None
     inputs: Fields | None = None
     head: str | None = None
+    before: Posterior | None = None
 
     def __call__(self, x: Inputs) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
         x = self._taken(x)
-        with one_pass(self._projectors, self.posterior, x):
-            adjusted = self.adjust(self.posterior, x)  # before distances: its pass over the network serves them
+        with one_pass(self._projectors, self.before or self.posterior, x):
+            adjusted, doubted = self._seen(x)
             raw = self.distance.raw(x)
-            return self._predict(x, adjusted, raw, self.distance.combine(raw), is_joint=False)
+            return self._predict(x, adjusted, doubted, raw, self.distance.combine(raw))
 
     def predict(self, data: Inputs | Data, batch_size: int = 512) -> Prediction:
         """Predictions at any number of inputs, a batch at a time; targets beside them are not looked at.
@@ -269,9 +272,30 @@ class Calibrated:
     def joint(self, x: Inputs) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         x = self._taken(x)
-        with one_pass(self._projectors, self.posterior, x):
-            adjusted, raw = self.adjust(self.posterior, x), self.distance.raw(x)
-            return self._predict(x, adjusted, raw, self.distance.joint(x).expand(len(x)), is_joint=True)
+        with one_pass(self._projectors, self.before or self.posterior, x):
+            adjusted, doubted = self._seen(x)
+            distance = self.distance.joint(x).expand(len(x))
+            return self._predict(x, adjusted, doubted, self.distance.raw(x), distance, is_joint=True)
+
+    def with_likelihood(self, likelihood: Likelihood) -> Calibrated:
+        """The same with another likelihood of the same outputs (wider intervals); features come from it, too."""
+        old = self.posterior
+        new: Posterior = replace(old, likelihood=likelihood)  # type: ignore[type-var]
+
+        def moved_to(space: FittedSpace) -> FittedSpace:
+            return replace(space, projector=in_place_of(old, new, space.projector))
+
+        return replace(
+            self,
+            posterior=new,
+            distance=Distance(tuple(moved_to(space) for space in self.distance.spaces)),
+            evidence=replace(self.evidence, further=tuple(moved_to(space) for space in self.evidence.further)),
+        )
+
+    @cached_property
+    def judging(self) -> Calibrated:
+        """The same as it was before members were trained again: what held-out rows may be shown to."""
+        return self if self.before is None else replace(self, posterior=self.before, before=None)
 
     def summary(self) -> Summary:
         """What was there before and what is there now, at held-out rows that chose nothing; print it.
@@ -312,8 +336,22 @@ class Calibrated:
         """Where distances and the OOD score are measured."""
         return tuple(space.projector for space in (*self.distance.spaces, *self.evidence.further))
 
-    def _predict(self, x: Tensor, adjusted: Adjusted, raw: Tensor, pre_distance: Tensor, is_joint: bool) -> Prediction:
-        base = adjusted(torch.zeros_like(pre_distance))
+    def _seen(self, x: Tensor) -> tuple[Adjusted, Ensemble]:
+        """The posterior, and that which an input is doubted by; before distances, which their passes serve."""
+        adjusted = self.adjust(self.posterior, x)
+        doubted = adjusted(x.new_zeros(len(x), dtype=torch.float64)) if self.before is None else seen(self.before, x)
+        return adjusted, doubted
+
+    def _predict(
+        self,
+        x: Tensor,
+        adjusted: Adjusted,
+        doubted: Ensemble,
+        raw: Tensor,
+        pre_distance: Tensor,
+        is_joint: bool = False,
+    ) -> Prediction:
+        base = doubted if self.before is None else adjusted(torch.zeros_like(pre_distance))
         distance = self.factor * pre_distance
         ensemble = adjusted(distance)
         if is_joint and adjusted(torch.ones_like(pre_distance)).spread.any():
@@ -323,7 +361,7 @@ class Calibrated:
             )
         if ensemble.importance is not None:
             warn_if_collapsed(ensemble)
-        pieces = pieces_of(self.posterior.likelihood, base, raw, raw_in(self.evidence.further, x))
+        pieces = pieces_of(self.posterior.likelihood, doubted, raw, raw_in(self.evidence.further, x))
         score = self.evidence.score(pieces)
         gaussian, prior = self.posterior.gaussian, self.posterior.prior
         return Prediction(

@@ -36,7 +36,7 @@ from dapcal.distances import (
     tails,
 )  # fmt: skip
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
-from dapcal.networks import frozen_copy, plain, reading, with_head_last
+from dapcal.networks import frozen_copy, plain, reading, trees, with_head_last
 from dapcal.posteriors import dropout, linear, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
@@ -246,6 +246,13 @@ def _check_sizes(built: Any, posterior: Any) -> None:
         moments = [] if built.gaussian is None else [t for t in vars(built.gaussian).values() if isinstance(t, Tensor)]
         _expect(all(t.is_floating_point() and len(t) == parameters for t in moments), "gaussian")
         _expect(built.prior is None or built.prior.group.shape == (parameters,), "prior")
+    elif isinstance(built, trees.Trees):
+        nodes = built.feature.shape[-1] if built.feature.ndim == 3 else 0
+        _expect(built.feature.dtype == torch.int64 and nodes > 0 and nodes & (nodes + 1) == 0, "trees")
+        _expect(built.threshold.shape == built.feature.shape and len(built.feature) > 0, "trees")
+        _expect(built.value.shape == (*built.feature.shape[:2], nodes + 1), "trees")
+        _expect(built.start.shape == (built.feature.shape[1],) and int(built.feature.min()) >= 0, "trees")
+        _expect(all(t.is_floating_point() for t in (built.threshold, built.value, built.start)), "trees")
     elif isinstance(built, DropoutPosterior):
         _expect(1 <= built.draws <= _MOST_DRAWS and built.seed >= 0, "draws")
         _expect(all(0 < rate <= 1 for rate in built.rates.values()), "rates")

@@ -52,7 +52,7 @@ class _DistanceAware(BaseEstimator):
 
     def __init__(
         self,
-        posterior: str = "auto",
+        posterior: str = "ensemble",
         hidden: tuple[int, ...] | None = None,
         epochs: int | None = None,
         learning_rate: float | None = None,
@@ -62,7 +62,7 @@ class _DistanceAware(BaseEstimator):
         draws: int = 50,
         validation: float = 0.2,
         guard: float = 0.005,
-        refit: bool = False,
+        refit: bool = True,
         fast: bool = False,
         alpha: float = ALPHA,
         device: str = "cpu",

@@ -41,9 +41,7 @@ def fit(
     category: Annotated[
         list[str] | None, typer.Option(help="Column whose numbers are names (a postcode); may be given several times.")
     ] = None,
-    posterior: Annotated[
-        str, typer.Option(help="ensemble, tabm, laplace, variational, swag or dropout; auto: by the number of rows.")
-    ] = "auto",
+    posterior: Annotated[str, typer.Option(help="ensemble, tabm, laplace, variational, swag or dropout.")] = "ensemble",
     hidden: Annotated[
         str | None, typer.Option(help="Widths of the hidden layers; by default 64,64 (tabm: 96,96).")
     ] = None,
@@ -53,7 +51,10 @@ def fit(
         str | None, typer.Option(help="Least and greatest value of the target, e.g. 0, or 0,100; 0, where it fits.")
     ] = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Skip gap cross-validation, which chooses how predictions widen far away.")
+        bool,
+        typer.Option(
+            "--fast", help="Skip gap cross-validation (how predictions widen far away) and training on all rows."
+        ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the split, initial weights and batches.")] = 0,
     sign: Sign = None,
@@ -65,7 +66,7 @@ def fit(
 
     Numbers are standardised, texts are categories, dates get the cycles of year and week, missing values an indicator.
     A fifth of the rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left
-    out in turn, to choose what distance does to predictions (--fast skips that).
+    out in turn, to choose what distance does to predictions (--fast skips that, and the training on all rows that comes last).
 
     Example: dapcal fit train.csv --target price -o house.dap
     """
@@ -84,6 +85,7 @@ def fit(
             epochs=epochs,
             validation=validation,
             fast=fast,
+            refit=not fast,
             seed=seed,
             device=checked(device),
         )

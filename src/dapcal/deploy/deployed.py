@@ -93,6 +93,8 @@ class Deployed(nn.Module):
         spaces = (*distance.spaces, *evidence.further)
         by_draw = {space.projector.layer for space in spaces if isinstance(space.projector, MemberFeatures)}
         self.posterior = posterior_module(posterior, calibrated.example, sorted(by_draw))
+        before = calibrated.before
+        self.before = None if before is None else posterior_module(before, calibrated.example, sorted(by_draw))
         self.spaces = nn.ModuleList(SpaceModule(space, posterior, calibrated.example) for space in spaces)
         layers = {space.projector.layer for space in spaces if isinstance(space.projector, LayerFeatures)}
         self.entering = Entering(posterior.network, layers.union(self.posterior.layers))
@@ -136,6 +138,7 @@ class Deployed(nn.Module):
         likelihood = self.kind(**{name: self.get_buffer(f"likelihood_{name}") for name in self.settings})
         entering = self.entering(x)
         outputs = self.posterior(x, entering)  # before distances: members leave there what enters their layers
+        before = outputs if self.before is None else self.before(x, entering)  # after it, as distances are theirs
         nothing = self.factor * torch.zeros_like(x.flatten(1)[:, 0], dtype=torch.float64)  # (N,)
         distances = [space(x, entering) for space in self.spaces]
         raw = torch.stack([nothing, *distances])[1:]  # (spaces, N)
@@ -147,8 +150,9 @@ class Deployed(nn.Module):
         adjust = Revert(limit) if self.reverts else Inflate(limit=limit)
         adjusted = adjust(Seen(likelihood, outputs), x)
         base = adjusted(torch.zeros_like(distance))
+        doubted = base if self.before is None else adjust(Seen(likelihood, before), x)(torch.zeros_like(distance))
         evidence = Evidence((), self.center, self.scale, self.held_out, **self.combination)
-        score = evidence.score(pieces_of(likelihood, base, raw, further))
+        score = evidence.score(pieces_of(likelihood, doubted, raw, further))
         # what `Evidence.p_value` finds by a sorted search, which ONNX does not have
         p_value = (1 + (self.held_out >= score[:, None]).sum(1)).double() / (len(self.held_out) + 1)
         prediction = Prediction(

@@ -21,6 +21,11 @@ class Fitted(Protocol):
         ...
 
     @property
+    def before(self) -> Posterior | None:
+        """What inputs are doubted by that are scored, where it is not the base posterior."""
+        ...
+
+    @property
     def distance(self) -> Distance:
         """Fitted pre-distance d0."""
         ...

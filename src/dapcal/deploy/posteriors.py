@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
-from dapcal.networks import as_tensor, dense_chain, one_column, unfused
+from dapcal.networks import Blend, Trees, as_tensor, dense_chain, one_column, unfused
 from dapcal.networks import entering as entering_layers
 from dapcal.posteriors.linear import LastLayer, layer_index, pooled_weights
 from dapcal.posteriors.network import NetworkPosterior
@@ -40,7 +40,8 @@ def posterior_module(posterior: Posterior, example: Tensor, by_draw: Sequence[st
             "not deploy; use laplace.last_layer, or laplace.fit(..., linearised=False)"
         )
     chain = dense_chain(posterior.model, example)
-    return Members(posterior, by_draw) if chain is None else Stacked(posterior, chain, by_draw)
+    draws = Members(posterior, by_draw) if chain is None else Stacked(posterior, chain, by_draw)
+    return draws if posterior.blend is None else Blended(draws, posterior.blend)
 
 
 def every(layer: str) -> str:
@@ -117,6 +118,23 @@ class Stacked(nn.Module):
                 entering[every(name)] = h if h.ndim == 3 else h.expand(self.count, *h.shape)
             h = layer(h)
         return h
+
+
+class Blended(nn.Module):
+    """Draws, and trees beside each of them."""
+
+    layers: tuple[str, ...] = ()
+
+    def __init__(self, draws: Members | Stacked, blend: Blend) -> None:
+        super().__init__()
+        self.draws, self.share, self.weight = draws, blend.share, blend.weight
+        for name, part in vars(blend.trees).items():
+            self.register_buffer(name, _copy(part))
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
+        """Outputs (S, N, C)."""
+        trees = Trees(**{name: self.get_buffer(name) for name in ("feature", "threshold", "value", "start")})
+        return Blend(self.share, self.weight, trees)(self.draws(x, entering), x)
 
 
 class StackedLinear(nn.Module):
@@ -202,4 +220,4 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-PosteriorModule = Members | Stacked | LastLayerModule
+PosteriorModule = Members | Stacked | Blended | LastLayerModule

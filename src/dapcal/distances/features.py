@@ -110,6 +110,17 @@ def one_pass(projectors: Iterable[Projector], posterior: Posterior, x: Tensor) -
         yield
 
 
+def in_place_of(old: Posterior, new: Posterior, projector: Projector) -> Projector:
+    """A projector that takes features from `new`, where it took them from `old`: the same members, seen in one pass."""
+    if isinstance(projector, MemberFeatures) and projector.posterior is old:
+        assert isinstance(new, NetworkPosterior)
+        return replace(projector, posterior=new)
+    if isinstance(projector, LayerFeatures) and projector.network is old.network:
+        assert new.network is not None
+        return replace(projector, network=new.network)
+    return projector
+
+
 def features_of(entering: Tensor, unit: bool, pool: bool) -> Tensor:
     """Features (N, P) from what enters a layer, (N, ...)."""
     z = entering.flatten(2).mean(2) if pool else entering.flatten(1)

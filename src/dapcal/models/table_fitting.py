@@ -51,7 +51,7 @@ def fit(
     rows, left_out = with_target(table, target)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)
-    recipe = (recipe or Recipe()).resolved(len(rows))
+    recipe = recipe or Recipe()
     x, y = encoder(rows).x, goal.encode(rows[target], name=target)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     limits, told = _bounds(goal, y, bounds, target)

@@ -156,7 +156,7 @@ def _mean(parts: list[Tensor]) -> float:
 
 
 def _predictions(model: TableModel, x: Tensor) -> Iterator[Prediction]:
-    return model.calibrated.batches(x, model.rows_at_once)
+    return model.calibrated.judging.batches(x, model.rows_at_once)
 
 
 def _widening(model: TableModel) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dapcal.gaussians import Gaussian
 from dapcal.likelihoods import Likelihood
 from dapcal.moments import OutputMoments
-from dapcal.networks import Layout, Pass, evaluate, open_pass
+from dapcal.networks import Blend, Layout, Pass, evaluate, open_pass
 from dapcal.posteriors.linear import Linear, OutputsOf
 from dapcal.prior import Aware, Prior, make_prior
 from dapcal.storing import Stores
@@ -39,6 +39,7 @@ class NetworkPosterior:
             that run through the network.
         central: shared parameters of the network that stands for the posterior, where it has others (members that were
             trained again, beside the network whose features give distances).
+        blend: trees whose outputs are weighed with those of every draw that runs through the network; None: none.
     """
 
     stores = Stores(given={"model": "model", "likelihood": "likelihood"})
@@ -54,6 +55,7 @@ class NetworkPosterior:
     prior: Prior | None = None
     linear: Linear | None = None
     central: dict[str, Tensor] = field(default_factory=dict)
+    blend: Blend | None = None
 
     def __repr__(self) -> str:
         draws, parameters = self.draws.shape
@@ -68,7 +70,7 @@ class NetworkPosterior:
         if self.linear is not None:
             return self.linear.outputs(self, self.draws, x)
         open_one = open_pass(self.network, x)
-        return self._evaluated(x, open_one if self._first_is_network else None, open_one)
+        return self._blended(self._evaluated(x, open_one if self._first_is_network else None, open_one), x)
 
     def layer_inputs(self, layer: str, x: Tensor) -> Tensor:
         """What enters a layer in every draw, (S, N, ...): caught before, or by running all of them."""
@@ -87,7 +89,8 @@ class NetworkPosterior:
         """Outputs of other parameter vectors (S, P) in place of the draws."""
         if self.linear is not None:
             return self.linear.outputs(self, draws, x)
-        return evaluate(self.model, {**self.layout.unflatten(draws), **self.buffers}, self.shared, x)
+        own = {**self.layout.unflatten(draws), **self.buffers}
+        return self._blended(evaluate(self.model, own, self.shared, x), x)
 
     def prepared(self, x: Tensor) -> OutputsOf:
         """Outputs of other parameter vectors at some of the inputs, for many calls."""
@@ -125,6 +128,9 @@ class NetworkPosterior:
     def _evaluated(self, x: Tensor, first: Pass | None, every: Pass | None) -> Tensor:
         draws = {**self.layout.unflatten(self.draws), **self.buffers}
         return evaluate(self.model, draws, self.shared, x, first=first, every=every)
+
+    def _blended(self, outputs: Tensor, x: Tensor) -> Tensor:
+        return outputs if self.blend is None else self.blend(outputs, x)
 
     @cached_property
     def are_members(self) -> bool:

@@ -29,6 +29,7 @@ from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.progress import Stages
 from dapcal.recipes.bins import are_numbers
+from dapcal.recipes.boosting import with_trees
 from dapcal.recipes.division import check_rows, divide
 from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
 from dapcal.recipes.intervals import Bounds, with_intervals
@@ -81,7 +82,6 @@ def fit(
     """
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)
-    recipe = recipe.resolved(len(data.x))
     data = data._replace(y=likelihood.check(data.x.new_zeros(len(data.x), outputs), data.y))
     train, held_out = divide(data, recipe, isinstance(likelihood, ClassLikelihood))
 
@@ -99,8 +99,12 @@ def fit(
     with one_thread(), _warnings_to(notes):
         posterior = POSTERIORS[recipe.posterior](task)
         watch.end()
-    posterior, told_of_noise = with_row_noise(posterior, chooses) if recipe.row_noise else (posterior, None)
-    notes += [told_of_noise] if told_of_noise else []
+        for is_asked, changed in (
+            (recipe.trees, lambda known: with_trees(known, train, chooses, recipe.seed)),
+            (recipe.row_noise, lambda known: with_row_noise(known, chooses)),
+        ):
+            posterior, told_of = changed(posterior) if is_asked else (posterior, None)
+            notes += [told_of] if told_of else []
     given: _Given = {
         "train": (train.x, train.y),
         "held_out": (held_out.x, held_out.y),
@@ -147,7 +151,14 @@ def _gaps(task: Task, posterior: Posterior, chooses: Labelled, told: Stages) -> 
         return None
     with one_thread():
         scaled = reference.posterior.likelihood != posterior.likelihood
-        gaps = read_gaps(task, measured.spaces, scaled, reference.share, lambda done, total: told(GAPS, done, total))
+        gaps = read_gaps(
+            task,
+            reference.posterior,
+            measured.spaces,
+            scaled,
+            reference.share,
+            lambda done, total: told(GAPS, done, total),
+        )
     return None if gaps is None else (measured, gaps)
 
 

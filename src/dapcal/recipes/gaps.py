@@ -30,6 +30,7 @@ from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.networks import TableNetwork
 from dapcal.posteriors import ensemble, sharing
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.recipes.boosting import same_trees
 from dapcal.recipes.posteriors import PATIENCE, Task, around, members_of, schedule_of
 from dapcal.types import Adjustment, DapcalWarning, Posterior
 
@@ -42,6 +43,7 @@ FEWEST_ROWS = 60  # in training; with fewer a refit would learn next to nothing
 FEWEST_REGIONS = 3  # of which a standard error is taken
 ORDINARY = 0.1  # share of the rows outside a region, at least FEWEST_ORDINARY
 FEWEST_ORDINARY = 20
+ROUNDS = 60  # of the trees beside a refit, at most
 SHORTER = 0.5  # epochs of a refit, as a share of those that the rows would ask for
 SHARING_SHORTER = 0.25  # likewise, where members share weights
 FACTORS = torch.logspace(-4, 4, 65, dtype=torch.float64)  # that are tried, times the unit of the search
@@ -119,12 +121,18 @@ class _Part(NamedTuple):
 
 
 def read_gaps(
-    task: Task, spaces: tuple[Space, ...], scaled: bool, share: float, progress: Callable[[int, int], None]
+    task: Task,
+    posterior: Posterior,
+    spaces: tuple[Space, ...],
+    scaled: bool,
+    share: float,
+    progress: Callable[[int, int], None],
 ) -> Gaps | None:
     """Refit with regions left out, and read the log predictive there; None where the table has too few rows for it.
 
     Args:
         task: what the posterior was fitted to.
+        posterior: with trees beside its members or without, as every refit.
         spaces: that distances are measured in, fitted anew in every region.
         scaled: scale every refit in-domain, as the posterior itself is.
         share: of its spread that the posterior keeps, and so every refit.
@@ -137,7 +145,11 @@ def read_gaps(
     parts = [_part(train, region, generator) for region in thirds(train.x, generator, REGIONS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DapcalWarning)  # of twelve radii; the table's own has its note
-        refits = _refits(task, parts, progress)
+        seed = task.recipe.seed + 1
+        refits = [
+            same_trees(one, posterior, part.kept, seed, ROUNDS)
+            for part, one in zip(parts, _refits(task, parts, progress), strict=True)
+        ]
         found = [_found(*pair, spaces, scaled, share) for pair in zip(parts, refits, strict=True)]
     kept = [(part, one) for part, one in zip(parts, found, strict=True) if one is not None]
     away = torch.cat([one.away for _, one in kept]) if kept else torch.empty(0)

@@ -30,18 +30,14 @@ def with_intervals(calibrated: Calibrated, held_out: Labelled, bounds: Bounds) -
     Residuals are divided by the predictive standard deviation, which knows the row and its distance: where that is
     larger the interval is wider.
     """
-    posterior, judges = calibrated.posterior, calibrated.judges
-    likelihood = posterior.likelihood
+    likelihood, judges = calibrated.posterior.likelihood, calibrated.judges
     if not isinstance(likelihood, NormalLikelihood) or judges is None:
         return calibrated
     rows = held_out.subset(judges.to(held_out.x.device))
     found = calibrated(rows.x)
     conformal = Conformal(scores_of(found.mean, found.variance, rows.y), bounds.lower, bounds.upper)
-    return replace(
-        calibrated,
-        posterior=replace(posterior, likelihood=replace(likelihood, conformal=conformal)),  # type: ignore[type-var]
-        notes=(*calibrated.notes, note(len(rows.x))),
-    )
+    wider = calibrated.with_likelihood(replace(likelihood, conformal=conformal))  # type: ignore[type-var]
+    return replace(wider, notes=(*calibrated.notes, note(len(rows.x))))
 
 
 def note(rows: int, level: float = LEVEL) -> str:

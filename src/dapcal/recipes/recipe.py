@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,11 +13,8 @@ from dapcal.data import Labelled
 from dapcal.networks import TableNetwork
 from dapcal.recipes.bins import EDGES, are_numbers
 
-NAMES = ("auto", "ensemble", "tabm", "laplace", "variational", "swag", "dropout")
+NAMES = ("ensemble", "tabm", "laplace", "variational", "swag", "dropout")
 """Of posteriors."""
-
-SMALL = 700
-"""Rows of a table: with fewer, `auto` is the ensemble, which says more of small tables; with more it is tabm."""
 
 _LEFT_OPEN: dict[str, dict[str, Any]] = {
     "tabm": {"hidden": (96, 96), "members": 8, "learning_rate": 2e-3},
@@ -30,7 +27,7 @@ class Recipe:
     """How a posterior is fitted to a table: all that a file needs to build the network again.
 
     Args:
-        posterior: one of `NAMES`; auto: an ensemble of a table of fewer than `SMALL` rows, else tabm.
+        posterior: one of `NAMES`.
         hidden: widths of the hidden layers; None: 64, 64 (tabm: 96, 96).
         epochs: passes over the training rows, of every network; None: as many as make 1,000 steps, at least 20 (tabm:
             40 to 150, by the number of rows).
@@ -44,13 +41,13 @@ class Recipe:
         edges: where tabm has them: "quantiles" of a number, or splits of a "tree" that predicts the target from it.
         embedding: width of the vector that tabm makes of a number.
         weight_decay: of tabm's AdamW.
+        trees: put boosted trees beside members, where the table has rows enough to say by how much.
         row_noise: let noise depend on the row, where held-out rows say that it does (regression by members).
         validation: share of the rows that is held out of training, for calibration.
         guard: nats by which the held-out negative log-likelihood may rise; half of what `dapcal.calibrate` allows, as
             tables have few held-out rows, and what few rows seem to allow costs more on new ones.
-        refit: train an ensemble once more, on all rows, for as many epochs as were best; calibration stays as it is.
-            Predictions gain from more rows, but `Fitted.held_out` no longer shows how good they are, and the p-value of
-            doubt alone no longer holds in regression (benchmarks/validity.py): hence off by default.
+        refit: train members once more, on all rows, for as many epochs as were best; calibration stays as it is, and
+            so do the members that p-values come from.
         fast: leave out gap cross-validation, which chooses among no adjustment, Inflate and Revert (classification:
             none and Inflate) and φ by what refits say where rows are missing; then Inflate, with φ by the rows that are
             predicted worst.
@@ -58,7 +55,7 @@ class Recipe:
         device: where training and predictions run.
     """
 
-    posterior: str = "auto"
+    posterior: str = "ensemble"
     hidden: tuple[int, ...] = None  # type: ignore[assignment]  # filled in below, as the next two
     epochs: int | None = None
     learning_rate: float = None  # type: ignore[assignment]
@@ -71,10 +68,11 @@ class Recipe:
     edges: str = "tree"
     embedding: int = 8
     weight_decay: float = 3e-4
+    trees: bool = True
     row_noise: bool = True
     validation: float = 0.2
     guard: float = 0.005
-    refit: bool = False
+    refit: bool = True
     fast: bool = False
     seed: int = 0
     device: str = "cpu"
@@ -82,10 +80,9 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.posterior not in NAMES:
             raise ValueError(f"Expected `posterior` as one of {', '.join(NAMES)}, got {self.posterior!r}")
-        if self.posterior != "auto":
-            for name, value in _LEFT_OPEN.get(self.posterior, _ELSE).items():
-                if getattr(self, name) is None:
-                    object.__setattr__(self, name, value)
+        for name, value in _LEFT_OPEN.get(self.posterior, _ELSE).items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
         if self.hidden is not None and (not self.hidden or min(self.hidden) < 1):
             raise ValueError(f"Expected `hidden` as the widths of one hidden layer or more, got {self.hidden}")
         if not 0 < self.validation < 1:
@@ -104,10 +101,6 @@ class Recipe:
                 f"{self.embedding} and {self.edges!r}"
             )
 
-    def resolved(self, rows: int) -> Recipe:
-        """With a posterior, where it was left open, for a table of so many rows, and all that follows from it."""
-        return replace(self, posterior="ensemble" if rows < SMALL else "tabm") if self.posterior == "auto" else self
-
 
 def network(inputs: int, outputs: int, recipe: Recipe, numbers: int = 0) -> nn.Module:
     """The recipe's network, with random weights; `numbers` of the inputs have bins, of tabm, which knows no edges yet.
@@ -119,7 +112,6 @@ def network(inputs: int, outputs: int, recipe: Recipe, numbers: int = 0) -> nn.M
       (2): Linear(in_features=8, out_features=3, bias=True)
     )
     """
-    recipe = recipe.resolved(0)
     if recipe.posterior == "tabm":
         shape = (numbers, recipe.bins, recipe.embedding)
         return TableNetwork(inputs, outputs, recipe.hidden, *shape, recipe.dropout)

@@ -67,7 +67,7 @@ def gather(subject: Subject) -> Examples:
     calibrated, held_out = subject.calibrated, subject.held_out
     chosen = judges(subject, MOST_JUDGED)
     x, y = held_out.x[chosen.rows.to(held_out.x.device)], held_out.y[chosen.rows.to(held_out.y.device)]
-    predicted = predict(calibrated, x, y)
+    predicted = predict(calibrated.judging, x, y)
     others = others_of(subject, MOST_SAMPLED if subject.new is None else MOST_JUDGED)
     shape = (len(y),) if subject.is_classification and not subject.has_labels else predicted.after.mean.shape
     return Examples(

@@ -13,6 +13,8 @@ The network has learnt nothing about such a column, so its members disagree ther
 A level that the training rows never held has a column of its own, which is 0 at all training rows and `UNKNOWN` at such
 a value: it lies at √(1 + UNKNOWN²) ≈ 4.1 standard deviations from every level, so that the row counts as far from the
 training data, as it should, while the network, which has learnt nothing about that column, is not thrown about.
+Of an open column (tickets, streets) new levels are the rule, as many of its levels were seen once: there a new level
+counts as one more of the rare ones.
 """
 
 from __future__ import annotations
@@ -97,11 +99,12 @@ class Category:
     rare: tuple[str, ...]  # seen in training, and encoded as one
     missing: bool  # whether training rows had missing values
     marked: bool = True  # as in `Number`
+    open: bool = False  # whether new levels are to be expected, and count as rare ones
 
     @property
     def width(self) -> int:
         """Columns of the encoded matrix."""
-        return len(self.levels) + bool(self.rare) + self.marked + 1
+        return len(self.levels) + bool(self.rare) + self.marked + (not self.open)
 
     def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:  # noqa: ARG002
         """Fill `part` (N, width), which holds zeros."""
@@ -111,7 +114,11 @@ class Category:
         position = pc.fill_null(found, -1).to_numpy().astype(np.int64)  # (N,)
         unknown = (position < 0) & ~missing
         position = np.minimum(position, len(self.levels))  # rare levels share the column after the others
-        position[missing] = self.width - 2 if self.marked else 0  # otherwise imputed with the most frequent level
+        # otherwise imputed with the most frequent level
+        position[missing] = len(self.levels) + bool(self.rare) if self.marked else 0
+        if self.open:
+            position[unknown] = len(self.levels)
+            unknown[:] = False
         position[unknown] = self.width - 1
         part[np.arange(len(part)), position] = np.where(unknown, UNKNOWN, 1.0)
         levels = text.filter(pa.array(unknown)).to_pylist() if unknown.any() else ()
@@ -119,7 +126,7 @@ class Category:
 
     def decode(self, part: np.ndarray) -> list[str]:
         """The level with the largest entry, for encoded rows (N, width)."""
-        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.marked, "unknown"]
+        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.marked, *["unknown"] * (not self.open)]
         return [shown[position] for position in part.argmax(1)]
 
     def as_json(self) -> dict[str, Any]:

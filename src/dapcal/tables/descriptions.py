@@ -60,7 +60,7 @@ def _column(description: Any) -> Number | Category | Date:
     kind = description.get("kind")
     _expect(isinstance(kind, str) and kind in _FIELDS, f"a column is of kind {kind!r}")
     fields = _FIELDS[kind]
-    found = set(description) - {"marked"}  # which files of earlier versions do not have
+    found = set(description) - {"marked", *(["open"] if kind == "category" else [])}  # which earlier files do not have
     _expect(found == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
     name, missing = description["name"], description["missing"]
     marked = description.get("marked", missing)
@@ -76,7 +76,9 @@ def _column(description: Any) -> Number | Category | Date:
         return Number(name, center, scale, missing, marked)
     levels, rare = _strings(description["levels"], name), _strings(description["rare"], name)
     _expect(len({*levels, *rare}) == len(levels) + len(rare) > 0, f"column `{name}` has a level twice, or none")
-    return Category(name, levels, rare, missing, marked)
+    is_open = description.get("open", False)
+    _expect(isinstance(is_open, bool) and len(rare) >= is_open, f"column `{name}` has no place for new levels")
+    return Category(name, levels, rare, missing, marked, is_open)
 
 
 def _finite(value: Any, name: str) -> float:

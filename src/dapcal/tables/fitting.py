@@ -21,6 +21,10 @@ _DATE = (
 )
 
 
+OPEN = 0.05  # chance that a new row has a new level, beyond which that is nothing unusual
+MANY_ONCE = 10  # levels that one row has, of which that chance is told
+FEWEST = 5  # rows of a level that has a column of its own, where new levels are to be expected
+
 _CLOCK = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
 
 
@@ -107,15 +111,22 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
         return None, f"column `{name}` is different in every row, so it names rows: left out"
     levels = [level for _, level in counts]
     note = _constant(name, levels[0]) if distinct == 1 and len(present) == len(text) > 1 else None
-    if distinct > MAX_LEVELS:
-        kept = -sum(n for n, _ in counts[:MAX_LEVELS]) / len(present)
+    once = sum(n == -1 for n, _ in counts)
+    is_open = once >= MANY_ONCE and once > OPEN * len(
+        present
+    )  # Good and Turing: a new row is new with chance once/rows
+    apart = min(sum(-n >= FEWEST for n, _ in counts) if is_open else distinct, MAX_LEVELS)
+    if not apart:
+        return None, f"column `{name}` has {distinct:,} levels, none of them in {FEWEST} rows: left out"
+    if apart < distinct:
+        kept = -sum(n for n, _ in counts[:apart]) / len(present)
         note = (
-            f"column `{name}` has {distinct:,} levels: the {MAX_LEVELS} most frequent ({100 * kept:.0f} % of the rows) "
-            "are told apart, the others count as one"
+            f"column `{name}` has {distinct:,} levels: the {apart} most frequent ({100 * kept:.0f} % of the rows) "
+            "are told apart, the others count as one" + (", and new ones with them" if is_open else "")
         )
     missing = len(present) < len(text)
     note = note or alike(levels, f"column `{name}`")
-    return Category(name, tuple(levels[:MAX_LEVELS]), tuple(levels[MAX_LEVELS:]), missing), note
+    return Category(name, tuple(levels[:apart]), tuple(levels[apart:]), missing, open=is_open), note
 
 
 def _constant(name: str, value: object) -> str:
