@@ -66,7 +66,7 @@ def fit(
 
     Numbers are standardised, texts are categories, dates get the cycles of year and week, missing values an indicator.
     A fifth of the rows is held out: it calibrates φ, the radius and the p-values. Regions of the other rows are left
-    out in turn, to choose what distance does to predictions (--fast skips that, and the training on all rows that comes last).
+    out in turn, to choose what distance does to predictions. In the end all rows are learnt (--fast skips these two).
 
     Example: dapcal fit train.csv --target price -o house.dap
     """
