@@ -56,6 +56,7 @@ page: $(STAMP)  # docs/results.md and no-harm.md with their figures, and the REA
 	$(VENV)/bin/python -m dapcal.experiments.page.estimators results docs/sklearn.md
 	$(VENV)/bin/python -m dapcal.experiments.page.multi_label results docs/targets.md
 	$(VENV)/bin/python -m dapcal.experiments.page.table_flags results docs/unusual-rows.md
+	$(VENV)/bin/python -m dapcal.experiments.page.table_accuracy results docs/tables.md
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 
 docs: $(STAMP)  # the site, into site/; not --quiet, which hides warnings from --strict

@@ -97,10 +97,10 @@ def _one(task: Task) -> Fitted:
 
 
 def _recipe(task: Task) -> Fitted:
-    """As `dapcal fit` has it, which holds out rows by itself; before are its members, after in-domain scaling."""
+    """As `dapcal fit` has its members, which holds out rows by itself; before are these, after in-domain scaling."""
     problem, share = task.problem, task.data["held_out"] / (1 - task.data["test"])
     x, y = (torch.cat(parts) for parts in zip(problem.train, problem.held_out, strict=True))
-    recipe = Recipe(seed=task.seed, validation=share, **task.data["recipe"])
+    recipe = Recipe(seed=task.seed, validation=share, trees=False, refit=False, **task.data["recipe"])
     calibrated = recipes.fit(x, y, problem.likelihood, problem.outputs, recipe).calibrated
     return Fitted(calibrated.posterior, calibrated)
 

@@ -1,0 +1,60 @@
+"""The committed results of tables: the page shows them, and they keep what is promised."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dapcal.experiments.page.table_accuracy import (
+    DEFAULT,
+    OURS,
+    chosen_without,
+    mean_ranks,
+    measured,
+    methods_of,
+    table_accuracy_page,
+    tables_of,
+    worse_than_boosting,
+)
+
+ROOT = Path(__file__).parent.parent
+ROWS = json.loads((ROOT / "results" / "tables.json").read_text(encoding="utf-8"))["rows"]
+
+
+def test_the_page_shows_the_result_file():
+    text = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    assert table_accuracy_page(text, ROOT / "results") == text, "run `make page`"
+
+
+@pytest.mark.parametrize("name", ["error", "nll"])
+def test_the_default_has_the_best_mean_rank_or_is_within_its_error(name):
+    methods = methods_of(ROWS)
+    mean, error = mean_ranks(ROWS, methods, name)
+    ours = methods.index(OURS)
+    assert mean[ours] <= mean.min() + error[ours]
+
+
+@pytest.mark.parametrize("table", tables_of(ROWS))
+def test_no_table_is_predicted_worse_than_by_boosting(table):
+    difference, error, allowed = worse_than_boosting(ROWS, table)
+    assert difference - 2 * error <= allowed
+
+
+def test_the_default_is_chosen_without_the_table_that_it_is_used_on():
+    assert {chosen_without(ROWS, table) for table in tables_of(ROWS)} == {DEFAULT}
+
+
+def test_ranks_are_those_of_a_small_case():
+    rows = [
+        {"table": t, "method": m, "seed": 0, "rows": 9, "rmse": e, "nll": n}
+        for t, m, e, n in [("a", "x", 1, 1), ("a", "y", 2, 1), ("b", "x", 3, 2), ("b", "y", 2, 1), ("a", "z", 0, 0)]
+    ]
+    assert methods_of(rows) == ["x", "y"]
+    mean, error = mean_ranks(rows, ["x", "y"], "error")
+    assert mean.tolist() == [1.5, 1.5]
+    assert np.allclose(error, 0.5)
+    assert mean_ranks(rows, ["x", "y"], "nll")[0].tolist() == [1.75, 1.25]
+    assert measured(rows, "b", "y", "error").tolist() == [2]
