@@ -17,7 +17,7 @@ from dapcal.posteriors import ensemble
 from dapcal.recipes import POSTERIORS, Recipe, fit, fitting, gaps
 from dapcal.recipes.gaps import FEWEST_ROWS, Gaps
 
-QUICK = Recipe(hidden=(16,), epochs=10, members=4, draws=5, learning_rate=0.02, batch_size=32)
+QUICK = Recipe(hidden=(16,), epochs=10, members=4, draws=5, learning_rate=0.02, batch_size=32, refit=False)
 
 
 def numbers(n: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -193,7 +193,7 @@ def test_both_kinds_of_width_at_once_are_refused(regressor, line):
 
 
 def test_bad_parameters_are_refused_by_fit(flowers):
-    with pytest.raises(ValueError, match="`posterior` as one of auto, ensemble"):
+    with pytest.raises(ValueError, match="`posterior` as one of ensemble"):
         DistanceAwareClassifier(posterior="magic").fit(*flowers)
 
 

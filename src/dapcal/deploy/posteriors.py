@@ -79,7 +79,9 @@ class Members(nn.Module):
         super().__init__()
         self.by_draw = tuple(by_draw)
         self.members = nn.ModuleList(
-            replace(posterior, center=draw, buffers={n: t[s : s + 1] for n, t in posterior.buffers.items()}).network
+            replace(
+                posterior, center=draw, central={}, buffers={n: t[s : s + 1] for n, t in posterior.buffers.items()}
+            ).network
             for s, draw in enumerate(posterior.draws)
         ).requires_grad_(False)
 
