@@ -198,7 +198,7 @@ def test_a_wrong_model_gives_one_line_and_no_output(kind: str, folder: Path, tmp
         (["--target", "price", "--drop", "nothing"], ("no column `nothing`",)),
         (["--target", "price", "--task", "ranking"], ("classification or regression",)),
         (["--target", "city", "--task", "regression"], ("Expected numbers", "--task classification")),
-        (["--target", "price", "--posterior", "magic"], ("auto, ensemble, tabm, laplace",)),
+        (["--target", "price", "--posterior", "magic"], ("ensemble, tabm, laplace",)),
         (["--target", "price", "--hidden", "a,b"], ("64,64",)),
         (["--target", "price", "--hidden", "0"], ("hidden",)),
         (["--target", "price", "--validation", "2"], ("between 0 and 1",)),
