@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dapcal.storing import Stores
 
-_STEP = 2**22  # rows times trees that are looked at at once
+_STEP = 2**17  # rows times trees that are looked at at once: what a core has at hand
 
 
 @dataclass(frozen=True, eq=False)
