@@ -177,10 +177,12 @@ class IntervalWidth:
         """The same beside held-out data; and what to add of those that are flagged."""
         ratio, flagged = away.after / held_out.after, ""
         if away.flagged_after is not None:
-            flagged = f", with intervals {number(away.flagged_after / held_out.after, 2)} times as wide"
-        if abs(ratio - 1) <= _HARDLY:
-            return "a typical interval is about as wide as there", flagged
-        return f"a typical interval is {number(ratio, 2)} times as wide as there", flagged
+            flagged = f", with intervals {_as_wide(away.flagged_after / held_out.after)}"
+        return f"a typical interval is {_as_wide(ratio)} as there", flagged
+
+
+def _as_wide(ratio: float) -> str:
+    return "about as wide" if abs(ratio - 1) <= _HARDLY else f"{number(ratio, 2)} times as wide"
 
 
 def confidence_or_width(subject: Subject) -> Confidence | IntervalWidth:
