@@ -64,7 +64,7 @@ def prepared(calibrated: Calibrated) -> Calibrated:
     evidence = calibrated.evidence
     one = torch.ones(1, dtype=evidence.center.dtype)
     more = {"center": torch.cat([evidence.center, 0 * one]), "scale": torch.cat([evidence.scale, one])}
-    return replace(calibrated, evidence=replace(evidence, further=(unit,), **more))
+    return replace(calibrated, evidence=replace(evidence, further=(unit,), weights=None, **more))
 
 
 def lenet() -> nn.Module:

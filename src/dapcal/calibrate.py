@@ -24,6 +24,7 @@ from dapcal.calibration.ood_score import Evidence, fit_evidence, pieces_of
 from dapcal.calibration.reference import choose_reference
 from dapcal.calibration.search import Curve, Point, search, unsearched
 from dapcal.calibration.summary import Judged, Summary, before_and_after
+from dapcal.calibration.weighing import weigh
 from dapcal.data import Data, Inputs, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import warn_if_collapsed
 from dapcal.distances import Distance, FittedSpace, Space, raw_in
@@ -164,11 +165,10 @@ def calibrate(
         raw_second, further_second = measured.distance.raw(second.x), raw_in(measured.further, second.x)
     d0_second = measured.distance.combine(raw_second)
     base_second = adjusted_second(torch.zeros_like(d0_second))
-    evidence = fit_evidence(
-        measured.further,
-        scaling=pieces_of(likelihood, base, raw_first, further_first),
-        conformal=pieces_of(likelihood, base_second, raw_second, further_second),
-    )
+    scaling = pieces_of(likelihood, base, raw_first, further_first)
+    weighed = weigh(posterior, adjust, measured, train_data.x, first.x, scaling)
+    conformal = pieces_of(likelihood, base_second, raw_second, further_second)
+    evidence = fit_evidence(measured.further, scaling, conformal, weighed.weights)
     factor = float(scale(torch.tensor(phi, dtype=torch.float64)))
     judged = Judged(likelihood, adjusted_second(factor * d0_second))
     return Calibrated(
@@ -182,6 +182,7 @@ def calibrate(
         notes=(
             *reference.notes,
             *measured.notes,
+            *weighed.notes,
             f"smallest possible p-value: {1 / (len(second.x) + 1):.3g}",
             f"calibrated on {chosen.origin}" if measured.spaces else "nothing to calibrate: no distance counts",
         ),

@@ -276,6 +276,8 @@ def _check_sizes(built: Any, posterior: Any) -> None:
         _expect(built.center.shape == built.scale.shape == (pieces,) and built.held_out.shape == (n,), "scores")
         _expect(built.held_out_pieces is None or built.held_out_pieces.shape == (pieces, n), "scores")
         _expect(bool((built.scale > 0).all()), "scales")
+        weights = built.center.new_ones(pieces - built.beside) if built.weights is None else built.weights
+        _expect(weights.shape == (pieces - built.beside,) and bool((weights >= 0).all() and weights.any()), "weights")
     elif isinstance(built, Calibrated):
         _expect(0 <= built.evidence.beside <= len(built.evidence.further), "pieces beside the sum")
         _expect(all(0 <= place < len(built.evidence.center) for place in built.evidence.alone), "pieces of the sum")

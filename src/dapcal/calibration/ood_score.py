@@ -1,9 +1,9 @@
 """One score and one p-value for "is this input out of distribution?", apart from the predictive distribution.
 
-The score is the sum of the standardised pieces: of the combinations tried on held-out classes and synthetic outliers
-(benchmarks/evidence_combination.py) it has the best mean, and where another does better in its worst case, nothing
-finds those outliers. It becomes a p-value once, on the half of the held-out inputs that judges, so that its validity
-needs nothing of how the pieces depend on each other.
+The score is a weighed sum of the standardised pieces (`dapcal.calibration.weighing`): of the combinations tried on
+held-out classes and synthetic outliers (benchmarks/evidence_combination.py) it has the best mean. Scales and weights
+come from the half of the held-out inputs that chooses. The score becomes a p-value once, on the half that judges, so
+that its validity needs nothing of how the pieces depend on each other.
 
 Evidence that finds what the others are blind to, such as one wrong cell among eighty, does not join the sum, whose
 noise would drown it. It stands beside it: with z of the sum and of each such piece in the same unit (0 the median, 1
@@ -42,6 +42,8 @@ class Evidence:
         alone: places of pieces that join the sum and stand beside it, too.
         sum_center: median of that sum, where pieces stand beside it.
         sum_scale: its 95 % quantile minus the median.
+        weights: what each piece weighs in the sum, (M − beside,); None where all weigh the same, and in files of
+            earlier versions.
     """
 
     stores = Stores()
@@ -55,20 +57,23 @@ class Evidence:
     alone: tuple[int, ...] = ()
     sum_center: float = 0.0
     sum_scale: float = 1.0
+    weights: Tensor | None = None
 
     def standardised(self, pieces: Tensor) -> Tensor:
         """Pieces (M, N) in units of what they vary by in distribution."""
         return (pieces.to(self.center) - self.center[:, None]) / self.scale[:, None]
 
     def score(self, pieces: Tensor) -> Tensor:
-        """Sum of standardised pieces (M, N), and what stands beside it -> (N,); higher = further out."""
+        """Weighed sum of standardised pieces (M, N), and what stands beside it -> (N,); higher = further out."""
         return self.combined(self.standardised(pieces))
 
     def combined(self, standardised: Tensor) -> Tensor:
         """The same of pieces (M, N) that are standardised already."""
+        joined = standardised[: len(standardised) - self.beside]
+        total = (joined if self.weights is None else self.weights.to(joined)[:, None] * joined).sum(0)
         if not self.beside:
-            return standardised.sum(0)
-        total = (standardised[: -self.beside].sum(0, keepdim=True) - self.sum_center) / self.sum_scale
+            return total
+        total = (total[None] - self.sum_center) / self.sum_scale
         ten = math.log(10)
         apart = standardised[[*self.alone, *range(len(standardised) - self.beside, len(standardised))]]
         return torch.cat([total, apart]).mul(ten).logsumexp(0) / ten
@@ -84,7 +89,7 @@ class Evidence:
             pieces: as `pieces_of` has them.
             spaces: of the distance.
         """
-        names = _different([DOUBT, *(space.name for space in (*spaces, *self.further))])
+        names = names_of((*spaces, *self.further))
         values = self.standardised(pieces)
         if self.held_out_pieces is None:
             p_values = torch.full_like(values, torch.nan, dtype=torch.float64)
@@ -93,21 +98,29 @@ class Evidence:
         return {name: Piece(*each) for name, *each in zip(names, values, p_values, strict=True)}
 
 
+def names_of(spaces: tuple[FittedSpace, ...]) -> list[str]:
+    """Names of the pieces: doubt, and the distance in every space."""
+    return _different([DOUBT, *(space.name for space in spaces)])
+
+
 def pieces_of(likelihood: Likelihood, base: Ensemble, raw: Tensor, further: Tensor) -> Tensor:
     """Evidence (M, N) from the base posterior and raw distances (spaces, N)."""
     doubt = likelihood.doubt(base)
     return torch.cat([doubt[None], raw.to(doubt), further.to(doubt)])
 
 
-def fit_evidence(further: tuple[FittedSpace, ...], scaling: Tensor, conformal: Tensor) -> Evidence:
+def fit_evidence(
+    further: tuple[FittedSpace, ...], scaling: Tensor, conformal: Tensor, weights: Tensor | None = None
+) -> Evidence:
     """Standardise on one part of the held-out inputs, keep the scores of the other.
 
     Args:
         further: spaces beside those of the distance.
         scaling: pieces (M, n) of the half that also chose φ and the radius.
         conformal: pieces (M, n') of the other half; on one and the same half p-values would not be valid.
+        weights: of the pieces, (M,), from the half that chooses; by default all weigh the same.
     """
-    evidence = Evidence(further, *_center_and_scale(scaling, doubt_first=True), torch.empty(0))
+    evidence = Evidence(further, *_center_and_scale(scaling, doubt_first=True), torch.empty(0), weights=weights)
     return replace(
         evidence,
         held_out=evidence.score(conformal).sort().values,

@@ -84,6 +84,7 @@ class Deployed(nn.Module):
     center: Tensor
     scale: Tensor
     held_out: Tensor
+    weights: Tensor
 
     def __init__(self, calibrated: Fitted, adjust: Inflate | Revert | Unchanged) -> None:
         super().__init__()
@@ -119,6 +120,9 @@ class Deployed(nn.Module):
             "center": evidence.center,
             "scale": evidence.scale,
             "held_out": evidence.held_out,
+            "weights": torch.ones(len(evidence.center) - evidence.beside)
+            if evidence.weights is None
+            else evidence.weights,
             **{f"likelihood_{name}": value for name, value in settings.items()},
         }
         for name, value in numbers.items():
@@ -151,7 +155,7 @@ class Deployed(nn.Module):
         adjusted = adjust(Seen(likelihood, outputs), x)
         base = adjusted(torch.zeros_like(distance))
         doubted = base if self.before is None else adjust(Seen(likelihood, before), x)(torch.zeros_like(distance))
-        evidence = Evidence((), self.center, self.scale, self.held_out, **self.combination)
+        evidence = Evidence((), self.center, self.scale, self.held_out, weights=self.weights, **self.combination)
         score = evidence.score(pieces_of(likelihood, doubted, raw, further))
         # what `Evidence.p_value` finds by a sorted search, which ONNX does not have
         p_value = (1 + (self.held_out >= score[:, None]).sum(1)).double() / (len(self.held_out) + 1)

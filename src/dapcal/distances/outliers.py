@@ -1,4 +1,8 @@
-"""Simple synthetic outliers made of held-out inputs: what a useful distance should find farther."""
+"""Simple synthetic outliers made of held-out inputs: what a useful distance should find farther.
+
+Far ones (noise, constant images) tell whether a distance may count. Near ones, each part of which is ordinary, tell how
+much: of the kinds tried, these stand best for classes that were left out of training.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +23,42 @@ def synthetic(train: Tensor, held_out: Tensor, fields: Fields | None = None) -> 
     low, high = train.amin(0), train.amax(0)
     if not train.is_floating_point():
         return {"shuffled": shuffled(held_out, generator)}
-    if held_out.ndim == 4 and min(held_out.shape[2:]) >= 4:
+    if _are_images(held_out):
         size = held_out.shape[2:]
         small = avg_pool2d(held_out, max(2, min(size) // 4))
         return {
             "blurred": interpolate(small, size=size, mode="bilinear", align_corners=False),
             "constant": noise((len(held_out), 1, 1, 1), low.amin(), high.amax(), generator).expand_as(held_out),
             "noise": noise(held_out.shape, low.amin(), high.amax(), generator),
-            "mixed": 0.5 * (held_out + held_out.flip(0)),
+            "mixed": mixed(held_out),
         }
     wide = noise(held_out.shape, low, high, generator, width=3)
     if held_out[0].numel() == 1:
         return {"noise": wide}
     return {"noise": wide, "shuffled": shuffled(held_out, generator)}
+
+
+def near(train: Tensor, held_out: Tensor, fields: Fields | None = None) -> dict[str, Tensor]:
+    """Outliers that are hard to find: of images halves of two, turned ones and mixed ones; else the simple ones."""
+    if fields is None and _are_images(held_out):
+        return {"halves": halves(held_out), "turned": turned(held_out), "mixed": mixed(held_out)}
+    return synthetic(train, held_out, fields)
+
+
+def halves(x: Tensor) -> Tensor:
+    """The left half of each image (N, C, H, W) beside the right half of another."""
+    middle = x.shape[3] // 2
+    return torch.cat([x[..., :middle], x.flip(0)[..., middle:]], 3)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Images (N, C, H, W) turned by a quarter, or upside down where they are not square."""
+    return x.rot90(1 if x.shape[2] == x.shape[3] else 2, (2, 3))
+
+
+def mixed(x: Tensor) -> Tensor:
+    """The mean of each input and another one."""
+    return 0.5 * (x + x.flip(0))
 
 
 def noise(shape: Sequence[int], low: Tensor, high: Tensor, generator: torch.Generator, width: float = 1) -> Tensor:
@@ -64,3 +91,7 @@ def shuffled_fields(x: Tensor, fields: Fields, generator: torch.Generator) -> Te
         target = (~present).to(torch.uint8).argsort(dim=0, stable=True)  # and in order
         parts[key] = torch.empty_like(values).scatter(0, target, values.gather(0, source)).reshape(part.shape)
     return fields.pack(parts, "held_out")
+
+
+def _are_images(x: Tensor) -> bool:
+    return x.is_floating_point() and x.ndim == 4 and min(x.shape[2:]) >= 4

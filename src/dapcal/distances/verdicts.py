@@ -52,9 +52,9 @@ def verdict(own: Predicted, outliers: Mapping[str, Farther]) -> Verdict:
     farther = [kind for kind, found in outliers.items() if found.value >= THRESHOLD]
     predicts = own.value >= THRESHOLD and own.lower > 0.5
     if nearer:
-        counts, why = False, f"{_listed(nearer)} outliers are nearer than held-out inputs"
+        counts, why = False, f"{listed(nearer)} outliers are nearer than held-out inputs"
     elif farther:
-        counts, why = True, f"{_listed(farther)} outliers are farther than held-out inputs"
+        counts, why = True, f"{listed(farther)} outliers are farther than held-out inputs"
     elif predicts:
         counts, why = True, "it predicts the model's own errors"
     else:
@@ -85,5 +85,6 @@ def farther(outliers: Tensor, inside: Tensor) -> Farther:
     return Farther(auroc(outliers, inside), auroc_error(outliers, inside))
 
 
-def _listed(words: list[str]) -> str:
+def listed(words: list[str]) -> str:
+    """As one says it: "noise", "noise and mixed", "noise, mixed and blurred"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
