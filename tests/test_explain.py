@@ -158,7 +158,7 @@ def test_a_metric_without_neighbours_falls_back_to_inputs(table):
     space = FittedSpace("kernel", Identity(), mmd(table.train.x), None)
     calibrated = replace(table.calibrated, distance=Distance((space,)))
     calibrated = replace(
-        calibrated, evidence=replace(calibrated.evidence, further=(), **_first(calibrated.evidence, 2))
+        calibrated, evidence=replace(calibrated.evidence, further=(), weights=None, **_first(calibrated.evidence, 2))
     )
     found = explain(calibrated, table.train.x, table.new[:1], table.features)
     assert found.spaces[0].nearest == found.nearest

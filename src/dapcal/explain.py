@@ -122,7 +122,7 @@ class Explanation:
     ood_score: float
     p_value: float
     reason: str  # why it is flagged, empty where it is not (`Prediction.reasons`)
-    evidence: tuple[Clue, ...]  # what `ood_score` adds up
+    evidence: tuple[Clue, ...]  # what `ood_score` adds up, each with its weight
     spaces: tuple[Reach, ...]
     nearest: Neighbours  # between inputs
     columns: tuple[Column, ...]  # flat inputs: by their share, largest first

@@ -26,7 +26,7 @@ from dapcal.types import Adjustment, Posterior
 
 POWER = 4
 LEAST_DOUBT = 0.5  # of the largest weight
-_PROBES = 500  # held-out inputs that outliers of each kind are made of
+PROBES = 150  # held-out inputs that outliers of each kind are made of; more tell no better, and cost
 
 
 class Weighed(NamedTuple):
@@ -55,7 +55,7 @@ def weigh(
     if len(inside) == 1 or posterior.network is None:
         return Weighed(None)
     outside = {}
-    for kind, x in near(train, held_out[:_PROBES], reads(posterior.network)).items():
+    for kind, x in near(train, held_out[:PROBES], reads(posterior.network)).items():
         with shared(posterior.network, x):
             base = adjust(posterior, x)(torch.zeros(len(x), device=x.device))
             raw, further = measured.distance.raw(x), raw_in(measured.further, x)

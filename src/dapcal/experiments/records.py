@@ -72,9 +72,10 @@ class Experiment(NamedTuple):
     settings: dict[str, Any] | None = None  # what unfinished work must agree with to be gone on from
 
 
-DEFAULTS = "2"
+DEFAULTS = "3"
 """Of `dapcal.calibrate`, counted: files without it were made before harm was measured against the network itself and
-before scaling in the domain, with the features of an ensemble's first member alone."""
+before scaling in the domain, with the features of an ensemble's first member alone; in those of "2" all pieces of
+evidence weigh the same in the OOD score."""
 
 
 def environment(device: str = "cpu") -> dict[str, str]:

@@ -79,9 +79,10 @@ def _earlier(sources: Sequence[tuple[str, Source]]) -> list[str]:
     if not names:
         return []
     return [
-        f"**Made with earlier defaults of `dapcal.calibrate`:** {', '.join(names)}. There harm is measured against the "
-        "posterior alone, nothing is scaled in the domain, and an ensemble's distances see the features of its first "
-        "member. They stand until they are run again."
+        f"**Made with earlier defaults of `dapcal.calibrate`:** {', '.join(names)}. With defaults 2 all pieces of "
+        "evidence weigh the same in the OOD score. Before that (no number) harm is measured against the posterior "
+        "alone, nothing is scaled in the domain, and an ensemble's distances see the features of its first member. "
+        "They stand until they are run again."
     ]
 
 

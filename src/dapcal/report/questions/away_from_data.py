@@ -94,7 +94,10 @@ def section(examples: Examples, found: AwayFromData) -> str:
         )
         for data in found.spaces
     ]
-    note = "Right of the line an example is flagged. The score adds up the distances and the model’s own doubt."
+    note = (
+        "Right of the line an example is flagged. The score adds up the distances and the model’s own doubt, each with "
+        "its weight."
+    )
     if not found.has_flags:
         note = "Too few held-out examples for a p-value of 0.05, so there is no line."
     charts.append(Captioned(drawn(found.score, "OOD score", "p = 0.05"), "Score behind p", note))
