@@ -113,6 +113,7 @@ def test_a_refit_replaces_the_members_alone(tmp_path):
         assert space.radius == old.radius
     assert torch.equal(after(new).ood_p_value, before(new).ood_p_value)
     assert torch.equal(after.evidence.held_out, before.evidence.held_out)
+    assert torch.equal(after.evidence.weights, before.evidence.weights)
     stage, done, total = told[-1]
     assert (stage, done) == ("training on all rows", total)
     assert f"trained again on all rows, {total // 2} epochs each" in after.notes[-1]
