@@ -260,7 +260,7 @@ def test_another_model_is_taken_up_with_no_request_failing(own):
     stop, answers = threading.Event(), []
 
     def ask() -> None:
-        with httpx.Client(timeout=10) as client:
+        with httpx.Client(timeout=60) as client:
             while not stop.is_set():
                 x = float(len(answers) % 5)
                 answer = client.post(f"{address}/predict", json={"x": x})
@@ -269,13 +269,14 @@ def test_another_model_is_taken_up_with_no_request_failing(own):
     def model() -> str:
         return httpx.get(f"{address}/health").json()["model"]
 
+    before = sum('"/predict"' in line for line in text(folder / "access.log"))  # of another test
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
         (folder / "access.log").rename(folder / "access.old")
         os.kill(process.pid, signal.SIGHUP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while model() != "model 2" and time.monotonic() < deadline:
             time.sleep(0.05)
         assert model() == "model 2"
@@ -283,6 +284,8 @@ def test_another_model_is_taken_up_with_no_request_failing(own):
         while "damaged" not in (folder / "errors").read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert model() == "model 2"
+        while len(answers) <= 10 and time.monotonic() < deadline:  # a busy machine is slow to ask
+            time.sleep(0.05)
     finally:
         stop.set()
         for thread in threads:
@@ -292,7 +295,7 @@ def test_another_model_is_taken_up_with_no_request_failing(own):
     assert "Traceback" not in (folder / "errors").read_text()
     lines = [json.loads(line) for name in ("access.old", "access.log") for line in text(folder / name)]
     assert {tuple(line) for line in lines} == {("time", "client", "method", "path", "status", "seconds", "bytes")}
-    assert sum(line["path"] == "/predict" and line["status"] == 200 for line in lines) == len(answers) + 2
+    assert sum(line["path"] == "/predict" and line["status"] == 200 for line in lines) == len(answers) + before
     os.kill(process.pid, signal.SIGTERM)
     assert process.ended() == 0
 
