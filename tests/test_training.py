@@ -313,6 +313,28 @@ def test_a_missing_key_is_refused_even_under_a_valid_checksum(half_way):
     run()
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("marks", "batch_size"), torch.zeros(2)),
+        (("run", "state", "optimizer", "param_groups", 0, "params", 2), 0),  # moments of another parameter
+        (("run", "state", "optimizer", "param_groups", 0, "weight_decay"), 2**70),
+    ],
+)
+def test_what_training_cannot_use_is_refused_even_under_a_valid_checksum(tmp_path, settings, place, value):
+    path = tmp_path / "run"
+    map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+    saved = torch.load(path, weights_only=True)
+    saved["run"]["epoch"] -= 1
+    inner = saved
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    checkpoints.write(path, saved["marks"], saved["run"])
+    with pytest.raises(ValueError, match="run is not a checkpoint that this dapcal reads"):
+        map_posterior.fit(network(), Categorical(), checkpoint=path, **settings)
+
+
 def test_a_full_disk_says_so_and_keeps_the_last_good_checkpoint(half_way, settings):
     run, path = half_way
     whole = path.read_bytes()

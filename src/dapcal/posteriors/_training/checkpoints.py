@@ -62,7 +62,7 @@ def read(path: Path, marks: Mapping[str, Any]) -> dict[str, Any]:
         if saved["format"] != FORMAT:
             raise ValueError(f"format {saved['format']}")
         own, state = dict(saved["marks"]), dict(saved["run"])
-    other = [name for name in marks if own.get(name) != marks[name]]
+        other = [name for name in marks if own.get(name) != marks[name]]
     if other:
         raise ValueError(
             f"{path} is the checkpoint of another run (other {', '.join(other)}); remove it to start anew, or give the "

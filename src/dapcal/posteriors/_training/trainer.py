@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,9 +124,11 @@ def run(
         if saved is not None:
             checkpoints.check_place(saved)
             marks = _marks(method, settings, training, train, held_out, tensors, state, generator)
+        guarded: Callable[[], AbstractContextManager[None]] = nullcontext
         if saved is not None and saved.exists():
             kept = checkpoints.read(saved, marks)
-            with checkpoints.refused_if_damaged(saved):
+            guarded = partial(checkpoints.refused_if_damaged, saved)
+            with guarded():
                 at.load_state_dict(kept)
         written = time.monotonic()
 
@@ -137,12 +140,15 @@ def run(
 
         while at.epoch < training.epochs and not at.stopped:
             for x, y in at.rest_of_epoch(training.batch_size):
-                at.total += step(x, y).double() * len(x)
+                with guarded():  # an optimiser takes any state, and shows in its first step whether it can use it
+                    loss = step(x, y)
+                guarded = nullcontext
+                at.total += loss.double() * len(x)
                 at.seen += len(x)
                 at.position += 1
                 if not isinstance(train, DataLoader):
                     save(now=False)
-            loss = at.end_of_epoch()
+            mean_loss = at.end_of_epoch()
             nll = None
             if held_out is not None:
                 with torch.random.fork_rng(devices=[]):  # a loader draws a seed
@@ -150,7 +156,7 @@ def run(
                 at.compare(nll, training.patience)
             save(now=False)
             if progress is not None:
-                progress(Epoch(at.epoch, training.epochs, loss, nll))
+                progress(Epoch(at.epoch, training.epochs, mean_loss, nll))
         if training.patience is not None:
             at.back_to_best()
         save(now=True)
