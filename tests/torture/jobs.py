@@ -189,7 +189,8 @@ def killed(words: list[str], seconds: float) -> int:
     """Work in a process of its own, killed after so many seconds, imports included; gives its exit code."""
     folders = ":".join(folder for folder in sys.path if folder)
     command = [sys.executable, "-c", START, folders, *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # as a fork, so that both round the same way
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=alone) as process:
         try:
             return process.wait(seconds)
         except subprocess.TimeoutExpired:
