@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -67,6 +68,44 @@ def test_bounds_hold_for_intervals_and_what_tables_show():
     assert ends.lower.flatten().tolist() == [0, 0]
     assert ends.upper.flatten().tolist() == [0, 2]
     assert likelihood.bounded(torch.tensor([-3.0, 1.5])).tolist() == [0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("scores", "bounds", "words"),
+    [
+        (torch.ones(5), (None, None), r"shape \(n, K\)"),
+        (torch.ones(5, 1).long(), (None, None), "floating-point"),
+        (torch.tensor([[2.0], [1.0]]), (None, None), "ascending"),
+        (torch.tensor([[-1.0], [1.0]]), (None, None), ">= 0"),
+        (torch.ones(5, 1), (1.0, -1.0), "`lower` <= `upper`"),
+        (torch.ones(5, 1), (math.nan, None), "`lower` <= `upper`"),
+    ],
+)
+def test_residuals_that_cannot_be_are_refused(scores, bounds, words):
+    with pytest.raises(ValueError, match=words):
+        Conformal(scores, *bounds)
+
+
+def test_residuals_of_other_targets_are_refused():
+    likelihood = Gaussian(1.0, Conformal(torch.ones(50, 3)))
+    with pytest.raises(ValueError, match="Expected residuals of 1 targets, got those of 3"):
+        likelihood.interval_of(torch.zeros(4, 1), torch.ones(4, 1), 0.95)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"noise": -1.0}, "`noise` > 0"),
+        ({"knots": (0.0, 0.0)}, "`knots` to ascend"),
+        ({"heights": (0.0,)}, "1 heights and 2 knots"),
+        ({"knots": (), "heights": ()}, "0 heights and 0 knots"),
+        ({"apart": (1.0, 2.0, 1.0)}, "`apart`"),
+        ({"apart": (0.0, 1.0, 1.0)}, "`apart`"),
+    ],
+)
+def test_noise_by_the_row_that_cannot_be_is_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        VaryingNoise(**{"noise": 0.1, "knots": (0.0, 1.0), "heights": (0.0, 2.0), **change})
 
 
 def test_a_table_s_intervals_hold_as_many_targets_as_they_say(tmp_path):

@@ -149,7 +149,10 @@ def test_what_does_not_fit_is_refused(steps: Labelled, tmp_path) -> None:
     posterior = fitted.calibrated.posterior
     assert isinstance(posterior, NetworkPosterior)
     assert posterior.blend is not None
-    for wrong in ({"feature": posterior.blend.trees.feature[..., :5]}, {"feature": posterior.blend.trees.feature + 99}):
+    feature = posterior.blend.trees.feature
+    one = feature.clone()
+    one[-1, 0, -1] = 2  # a branch that few rows take looks at a third input of two
+    for wrong in ({"feature": feature[..., :5]}, {"feature": feature + 99}, {"feature": one}):
         blend = replace(posterior.blend, trees=replace(posterior.blend.trees, **wrong))
         replace(fitted.calibrated, posterior=replace(posterior, blend=blend)).save(tmp_path / "m.dap")
         with pytest.raises(ValueError, match="save it again"):

@@ -79,6 +79,9 @@ def build(
     if not isinstance(calibrated, Calibrated):
         raise ValueError(f"{path} does not hold a calibrated posterior; save it again")
     with refused_if_damaged(path):
+        for part in reader.built.values():  # one row takes few of the branches, so its prediction does not show this
+            inputs_of = int(part.feature.max()) if isinstance(part, trees.Trees) else -1
+            _expect(inputs_of < calibrated.example.shape[1], "trees")
         _predict_example(calibrated)
     return calibrated
 
@@ -305,7 +308,7 @@ def _predict_example(calibrated: Calibrated) -> None:
             found = [score, calibrated.evidence.p_value(score), torch.tensor(calibrated.factor)]
         else:
             prediction = calibrated(example)
-            prediction.reasons()
+            prediction.columns()
             found = [prediction.mean, prediction.variance, prediction.ood_p_value, prediction.distance]
     if not all(part.isfinite().all() for part in found):
         raise ValueError("its prediction for a training input is not finite")

@@ -30,6 +30,9 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import table_models
 
 import dapcal
 import previous_cases
@@ -79,6 +82,9 @@ def bases(further: bool) -> tuple[Base, ...]:
             posterior, adjust, space = test_artifact.ROUND_TRIPS[name]
             test_artifact.calibrate(posterior(), adjust, space).save(again)
             found.append(Base(name, again.read_bytes(), partial(_predicted_further, name)))
+        for name, fitted in table_models.KINDS.items() if further else ():
+            fitted().save(again)
+            found.append(Base(name, again.read_bytes(), table_models.predicted))
     return tuple(found)
 
 
@@ -345,7 +351,7 @@ def edited_tensor(content: bytes, draw: random.Random) -> bytes:
         lambda: tensor + 1000,
         lambda: tensor * (1e30 if tensor.is_floating_point() else 10**9),
         lambda: torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor + 1,
-        lambda: torch.full_like(tensor, torch.inf) if tensor.is_floating_point() else tensor - 1,
+        lambda: torch.full_like(tensor, torch.inf) if tensor.is_floating_point() else tensor.long() - 1,
     ]
     changed = draw.choice(changes)().contiguous().clone()
     if draw.random() < 0.3 and changed.shape == tensor.shape and tensor.numel():  # one number alone

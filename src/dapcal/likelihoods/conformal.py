@@ -32,6 +32,18 @@ class Conformal:
     lower: float | None = None
     upper: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.scores.ndim != 2 or not self.scores.is_floating_point():
+            raise ValueError(
+                f"Expected `scores` as floating-point residuals of shape (n, K), got {self.scores.dtype} "
+                f"{tuple(self.scores.shape)}"
+            )
+        if (self.scores < 0).any() or (self.scores.diff(dim=0) < 0).any():
+            raise ValueError("Expected `scores` >= 0 and ascending; sort them, as `scores_of` does")
+        lower, upper = -math.inf if self.lower is None else self.lower, math.inf if self.upper is None else self.upper
+        if not lower <= upper:
+            raise ValueError(f"Expected `lower` <= `upper`, got {self.lower} and {self.upper}")
+
     def half(self, level: float, plain: float) -> Tensor:
         """Half-width in standard deviations, (K,).
 

@@ -79,6 +79,11 @@ class NormalLikelihood(Likelihood):
         plain = super().interval_of(mean, variance, level)
         if self.conformal is None:
             return plain
+        if self.conformal.scores.shape[1] != mean.shape[-1]:
+            raise ValueError(
+                f"Expected residuals of {mean.shape[-1]} targets, got those of {self.conformal.scores.shape[1]}; take "
+                "them from predictions of the same targets"
+            )
         if len(self.conformal.scores):
             z = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
             half = self.conformal.half(level, z).to(mean) * variance.sqrt()

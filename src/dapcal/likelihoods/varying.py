@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -36,6 +37,21 @@ class VaryingNoise(NormalLikelihood):
     slope: float = 0.0
     apart: tuple[float, float, float] = (1.0, 1.0, 1.0)
     conformal: Conformal | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.knots, Tensor):  # of a deployed module, whose numbers were checked
+            return
+        if not 0 < self.noise < float("inf"):
+            raise ValueError(f"Expected `noise` > 0, got {self.noise}")
+        if not self.knots or len(self.knots) != len(self.heights):
+            raise ValueError(
+                f"Expected a height for every knot, got {len(self.heights)} heights and {len(self.knots)} knots"
+            )
+        if not all(one < two for one, two in pairwise(self.knots)):
+            raise ValueError(f"Expected `knots` to ascend, got {self.knots}")
+        typical, least, greatest = self.apart
+        if not 0 < least <= greatest or not typical > 0:
+            raise ValueError(f"Expected `apart` as typical, least and greatest deviation > 0, got {self.apart}")
 
     def _location_and_noise(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         draws = outputs if outputs.ndim == 3 else outputs[None]  # (S, N, K)
