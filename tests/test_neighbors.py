@@ -1,13 +1,29 @@
-"""Nearest neighbours against scikit-learn's trees in float64, which compute every distance directly."""
+"""Nearest neighbours against scikit-learn's trees in float64, which compute every distance directly.
+
+Everything here holds with faiss and without it.
+"""
 
 from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
+from dapcal.distances import faiss_search
 from dapcal.distances.neighbors import TorchIndex
+from dapcal.moving import moved
+
+
+@pytest.fixture(params=["faiss", "torch alone"], autouse=True)
+def engine(request, monkeypatch):
+    if request.param == "torch alone":
+        monkeypatch.setattr(faiss_search, "library", lambda: None)
+    return request.param
 
 
 def oracle(train: torch.Tensor, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -114,15 +130,18 @@ def test_memory_changes_nothing(generator, memory, k):
     assert torch.equal(found[1], expected[1])
 
 
-def test_small_memory_makes_many_blocks_of_rows_and_columns(generator, monkeypatch):
-    train, queries = torch.randn(90, 3, generator=generator), torch.randn(600, 3, generator=generator)
-    index = TorchIndex(train, 2**16)  # 32 points or queries in one block
+@pytest.mark.parametrize("function", ["addmm", "mm"])
+def test_small_memory_makes_many_blocks_of_rows_and_columns(generator, monkeypatch, function):
+    """Points that fit into a quarter of the memory with their lengths are multiplied by `mm`."""
+    train, queries = torch.randn(4000, 3, generator=generator), torch.randn(600, 3, generator=generator)
+    memory = {"addmm": 2**16, "mm": 2**18}[function]
+    index = TorchIndex(train, memory)
     blocks = []
-    inner = torch.addmm
-    monkeypatch.setattr(torch, "addmm", lambda *a, **k: blocks.append(inner(*a, **k)) or blocks[-1])
+    inner = getattr(torch, function)
+    monkeypatch.setattr(torch, function, lambda *a, **k: blocks.append(inner(*a, **k)) or blocks[-1])
     assert_exact(train, queries, 5, index)
-    assert len(blocks) >= 19 * 3
-    assert max(block.numel() * 8 for block in blocks) <= 2**16 / 4
+    assert len(blocks) >= 600 * 4000 * 8 / (memory / 4)
+    assert max(block.numel() * 8 for block in blocks) <= memory / 4
 
 
 def test_invariant_to_the_order_and_batches_of_queries(generator):
@@ -166,3 +185,84 @@ def test_queries_of_another_shape(shape):
 def test_training_points_of_a_wrong_shape(shape):
     with pytest.raises(ValueError, match=r"Expected training points \(T, P\), got shape"):
         TorchIndex(torch.zeros(shape))
+
+
+def directly(train: torch.Tensor, queries: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """All distances, computed and sorted, ties by index."""
+    exact = torch.stack([(query - train).norm(dim=1) for query in queries])
+    values, order = exact.sort(dim=1, stable=True)
+    return values[:, :k], order[:, :k]
+
+
+def some_points(kind: str, generator: torch.Generator, dimension: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Training points and queries, some of them training points."""
+    train = torch.randn(1003, dimension, generator=generator)
+    if kind == "duplicates":
+        train = train[torch.randint(40, (1003,), generator=generator)]
+    elif kind == "lattice":
+        train = train.round()
+    elif kind == "far away":
+        train = train + 1000
+    elif kind == "far clusters":
+        train[500:] += 1e5
+    return train, torch.cat([train[::50], train[::60] + 0.1 * torch.randn(17, dimension, generator=generator)])
+
+
+@pytest.mark.parametrize("kind", ["random", "duplicates", "lattice", "far away", "far clusters"])
+@pytest.mark.parametrize("dimension", [3, 40, 300])
+@pytest.mark.parametrize("k", [1, 2, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_answers_are_those_of_all_distances_to_the_last_bit(generator, kind, dimension, k, dtype):
+    train, queries = (part.to(dtype) for part in some_points(kind, generator, dimension))
+    index, expected = TorchIndex(train), directly(train, queries, k)
+    assert all(map(torch.equal, index.query(queries, k), expected))
+    for i, query in enumerate(queries):
+        assert all(map(torch.equal, index.query(query[None], k), [part[i : i + 1] for part in expected]))
+
+
+def test_few_queries_and_wide_points_go_to_faiss_if_it_is_there(generator, engine, monkeypatch):
+    calls = []
+    inner = faiss_search.searched
+    for module in ("neighbors", "products"):
+        name = f"dapcal.distances.{module}.searched"
+        monkeypatch.setattr(name, lambda points, queries, *a: calls.append(len(queries)) or inner(points, queries, *a))
+    narrow, wide = torch.randn(500, 4, generator=generator), torch.randn(500, 300, generator=generator)
+    TorchIndex(narrow).query(narrow[:2], 1)
+    TorchIndex(narrow).query(narrow[:50], 1)
+    TorchIndex(wide).query(wide[:50], 1)
+    TorchIndex(wide.double()).query(wide[:50], 1)
+    assert calls == ([2, 50] if engine == "faiss" else [])
+
+
+def test_faiss_keeps_its_number_of_threads(generator, engine):
+    if engine == "faiss":
+        before = faiss_search.library().omp_get_max_threads()
+        TorchIndex(torch.randn(500, 4, generator=generator)).query(torch.zeros(1, 4), 1)
+        assert faiss_search.library().omp_get_max_threads() == before
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.deepcopy,
+        lambda index: pickle.loads(pickle.dumps(index)),
+        lambda index: moved(index, torch.device("cpu")),
+    ],
+)
+def test_copies_hold_points_alone_and_answer_alike(generator, copied):
+    train, queries = 100 + torch.randn(300, 5, generator=generator), 100 + torch.randn(40, 5, generator=generator)
+    index = TorchIndex(train, 2**20)
+    expected = index.query(queries, 3)  # fills what is kept between searches
+    again = copied(index)
+    assert set(vars(again)) == {"points", "memory"}
+    assert all(map(torch.equal, again.query(queries, 3), expected))
+
+
+def test_several_threads_at_once(generator):
+    train, queries = torch.randn(700, 6, generator=generator), torch.randn(90, 6, generator=generator)
+    expected, index = TorchIndex(train).query(queries, 2), TorchIndex(train)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: index.query(queries, 2), range(8)):
+            assert all(map(torch.equal, found, expected))
+        singles = list(pool.map(lambda query: index.query(query[None], 2)[1], queries))
+    assert torch.equal(torch.cat(singles), expected[1])

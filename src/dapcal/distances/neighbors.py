@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dapcal.distances.faiss_search import is_few, searched, suits
+from dapcal.distances.products import GROUP, Candidates, Products, roundoff_of_sums
 from dapcal.storing import Stores
 
-_ROUNDOFF = {
-    "highest": 2**-24,
-    "high": 2**-11,
-    "medium": 2**-8,
-}  # of float32 matrix products, by torch setting
+_CACHED = 2**19  # numbers whose distances are computed at a time: 2 MiB
 
 
 @dataclass(frozen=True, eq=False)
 class TorchIndex:
-    """Brute-force search by matrix products, on the device of the points.
+    """Brute-force search by matrix products, on the device of the points; faiss answers single queries on a CPU.
 
-    ‖q − t‖² = ‖q‖² + ‖t‖² − 2 q·t is fast but loses digits (identical points come out 0.016 apart). So a few more
-    candidates than needed are kept, their distances computed directly, and the answer accepted only if the error
-    bound of the product proves that no other point can be nearer; the queries that fail (duplicates, far-off
-    clusters) are searched again in float64.
+    Products find candidates, their distances are computed directly, and the answer is accepted only if the error
+    bound of the products proves that any other point is farther. The queries that fail are searched with more
+    candidates, and those that fail again (many duplicates, far-off clusters) among all points that float64 cannot rule
+    out. So answers are those of all distances computed directly, to the last bit, ties by index, whatever finds them.
 
     Args:
         points: training points (T, P).
-        memory: bytes that a search may take beside points and queries, about.
+        memory: bytes that a search may take beside points and queries, about. Kept between searches: T numbers, and
+            copies of the points, centred and as products take them, if these take at most a quarter of it each.
     """
 
     stores = Stores()
 
     points: Tensor
     memory: int = 2**28
-    _center: Tensor = field(init=False, repr=False)
-    _reach: float = field(init=False, repr=False)  # largest squared distance of a point from the center
 
     def __post_init__(self) -> None:
         if self.points.dtype == torch.float16:  # squares overflow
             object.__setattr__(self, "points", self.points.float())
         if self.points.ndim != 2 or not len(self.points):
             raise ValueError(f"Expected training points (T, P), got shape {tuple(self.points.shape)}")
-        sums = torch.stack([block.double().sum(0) for block in self.points.split(self._block)])
-        center = (sums.sum(0) / len(self.points)).to(self.points.dtype)
-        reach = max(float(((block - center) ** 2).sum(1).max()) for block in self.points.split(self._block))
-        object.__setattr__(self, "_center", center)
-        object.__setattr__(self, "_reach", reach)
+
+    def __reduce__(self) -> tuple[type, tuple[Tensor, int]]:
+        """What is copied or sent to another process: not what is kept between searches."""
+        return type(self), (self.points, self.memory)
 
     def query(self, points: Tensor, k: int = 1) -> tuple[Tensor, Tensor]:
         """Distances (N, k), ascending, and indices (N, k)."""
@@ -55,71 +53,82 @@ class TorchIndex:
             raise ValueError(f"Expected `k` between 1 and {total} (training inputs), got {k}")
         if points.ndim != 2 or points.shape[1] != self.points.shape[1]:
             raise ValueError(f"Expected points (N, {self.points.shape[1]}), got {tuple(points.shape)}")
-        points = points.to(self.points)
-        found = [self._query_block(block, k) for block in points.split(self._block)]
+        points = points.detach().to(self.points)
+        if len(points) <= self._products.block:
+            return self._query_block(points, k)
+        found = [self._query_block(block, k) for block in points.split(self._products.block)]
         return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
 
-    @property
-    def _block(self) -> int:
-        """Rows of points or queries whose copy in float64 takes a quarter of the memory."""
-        return max(1, self.memory // (4 * 8 * max(64, self.points.shape[1])))
+    @cached_property
+    def _products(self) -> Products:
+        return Products(self.points, self.memory)
+
+    @cached_property
+    def _array(self) -> np.ndarray | None:
+        """The points as faiss takes them, not copied; None where it is not there or cannot."""
+        return self.points.detach().numpy() if suits(self.points) else None
 
     def _query_block(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        total = len(self.points)
-        kept = min(total, k + 8)
-        approximate, candidates = self._candidates(queries, kept, self.points.dtype)
-        distances, indices = self._rerank(queries, candidates, k)
-        if kept == total:
+        distances, indices, settled = self._settle(queries, self._first(queries, k), k)
+        if settled.all():
             return distances, indices
-        doubtful = self._doubtful(queries, approximate, distances, self._roundoff).nonzero().flatten()
-        if len(doubtful) and self.points.dtype != torch.float64:
-            approximate, candidates = self._candidates(queries[doubtful], kept, torch.float64)
-            distances[doubtful], indices[doubtful] = self._rerank(queries[doubtful], candidates, k)
-            still = self._doubtful(queries[doubtful], approximate, distances[doubtful], 2**-53)
-            doubtful = doubtful[still]
-        for row in doubtful.tolist():  # float64 cannot tell either: all distances directly
-            distances[row], indices[row] = self._direct(queries[row], k)
+        rows = (~settled).nonzero().flatten()
+        more = self._products.candidates(queries[rows], k + 8, k)
+        distances[rows], indices[rows], settled = self._settle(queries[rows], more, k)
+        rows = rows[~settled]
+        if len(rows):
+            distances[rows], indices[rows] = self._direct(queries[rows], distances[rows, -1], k)
         return distances, indices
 
-    def _direct(self, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        exact = torch.cat([(query - block).norm(dim=1) for block in self.points.split(self._block)])
-        values, order = exact.sort(stable=True)
-        return values[:k], order[:k]
+    def _first(self, queries: Tensor, k: int) -> Candidates:
+        if self._array is None or k == len(self.points) or not is_few(self._array, queries):
+            return self._products.candidates(queries, k, k)
+        squared, indices = searched(self._array, queries.contiguous(), k + 1, 1)
+        off = roundoff_of_sums(self.points.shape[1]) * 2**-24  # these distances are computed directly
+        return Candidates(indices[:, :k].sort(1).values if k > 1 else indices[:, :1], squared[:, k] * (1 - off))
 
-    def _doubtful(self, queries: Tensor, approximate: Tensor, distances: Tensor, roundoff: float) -> Tensor:
-        scale = ((queries - self._center) ** 2).sum(1) + self._reach
-        error = 4 * roundoff * queries.shape[1] ** 0.5 * scale
-        # ties at the end of the candidates are not in doubt: a point left out would be no nearer, but for rounding
-        slack = 1 - 4 * torch.finfo(distances.dtype).eps
-        return ~((approximate[:, -1] - error).clamp_min(0) >= slack * distances[:, -1] ** 2)
+    def _settle(self, queries: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The k nearest candidates, ties by index, and for which queries any other point is farther, (N,)."""
+        rows = max(1, min(_CACHED, self.memory // 32) // (candidates.indices.shape[1] * queries.shape[1]))
+        if len(queries) <= rows:
+            distances, indices = self._nearest(queries, candidates.indices, k)
+        else:
+            parts = zip(queries.split(rows), candidates.indices.split(rows), strict=True)
+            found = [self._nearest(part, among, k) for part, among in parts]
+            distances, indices = torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+        return distances, indices, candidates.bound > self._limit(distances[:, -1])
 
-    @property
-    def _roundoff(self) -> float:
-        if self.points.dtype == torch.float32:
-            return _ROUNDOFF[torch.get_float32_matmul_precision()]
-        return torch.finfo(self.points.dtype).eps
+    def _limit(self, distances: Tensor) -> Tensor:
+        """Squared distances, and what rounding may have taken from the direct distance of another point."""
+        off = roundoff_of_sums(self.points.shape[1]) * torch.finfo(distances.dtype).eps
+        return distances**2 * (1 + off)
 
-    def _candidates(self, queries: Tensor, kept: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The `kept` smallest approximate squared distances (N, kept) and their indices, over blocks of columns."""
-        queries = queries.to(dtype) - self._center.to(dtype)
-        squares = (queries**2).sum(1, keepdim=True)
-        best = torch.full((len(queries), kept), torch.inf, dtype=dtype, device=queries.device)
-        where = torch.zeros_like(best, dtype=torch.long)
-        for start in range(0, len(self.points), self._block):
-            block = self.points[start : start + self._block].to(dtype) - self._center.to(dtype)
-            norms = (block**2).sum(1)
-            step = max(1, self.memory // (4 * 8 * len(block)))
-            for row in range(0, len(queries), step):
-                rows = slice(row, row + step)
-                product = torch.addmm(norms[None], queries[rows], block.T, alpha=-2).add_(squares[rows])
-                values, index = product.topk(min(kept, len(block)), 1, largest=False)
-                best[rows], order = torch.cat([best[rows], values], 1).topk(kept, 1, largest=False)
-                where[rows] = torch.cat([where[rows], index + start], 1).gather(1, order)
-        return best, where
+    def _nearest(self, queries: Tensor, among: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        total = len(self.points)
+        known = among.clamp_max(total - 1) if total % GROUP else among
+        exact = (queries[:, None] - self.points[known]).flatten(0, 1).norm(dim=1).view(among.shape)
+        if total % GROUP:  # the last group may be short
+            exact.masked_fill_(among >= total, torch.inf)
+        if k == 1:
+            distances, order = exact.min(1, keepdim=True)  # the first of equal ones
+        else:
+            order = exact.argsort(dim=1, stable=True)[:, :k]
+            distances = exact.gather(1, order)
+        return distances, among.gather(1, order)
 
-    def _rerank(self, queries: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Direct distances to the candidates; the k nearest, ties by index."""
-        candidates = candidates.sort(1).values
-        exact = torch.stack([(queries - self.points[c]).norm(dim=1) for c in candidates.T], 1)
-        order = exact.argsort(dim=1, stable=True)[:, :k]
-        return exact.gather(1, order), candidates.gather(1, order)
+    def _direct(self, queries: Tensor, farthest: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """The k nearest of all points that may be as near as `farthest` (N,), compared directly."""
+        step = max(1, self.memory // (4 * 8 * self.points.shape[1]))
+        row = queries.new_empty(0, dtype=torch.long)
+        column, distance = row, queries.new_empty(0)
+        for rows, columns in self._products.within(queries, self._limit(farthest)):
+            parts = zip(rows.split(step), columns.split(step), strict=True)
+            direct = [(queries[r] - self.points[c]).norm(dim=1) for r, c in parts]
+            row, column, distance = torch.cat([row, rows]), torch.cat([column, columns]), torch.cat([distance, *direct])
+            order = distance.argsort(stable=True)
+            order = order[row[order].argsort(stable=True)]  # by row, then distance, then column
+            row, column, distance = row[order], column[order], distance[order]
+            starts = torch.searchsorted(row, torch.arange(len(queries), device=row.device))
+            kept = torch.arange(len(row), device=row.device) - starts[row] < k
+            row, column, distance = row[kept], column[kept], distance[kept]
+        return distance.view(-1, k), column.view(-1, k)

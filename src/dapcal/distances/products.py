@@ -1,0 +1,225 @@
+"""Candidates for nearest neighbours by matrix products, with a proven bound on everything that is left out.
+
+‖q − t‖² = ‖q‖² + ‖t‖² − 2 q·t is fast but loses digits (identical points come out 0.016 apart). Of every `GROUP` points
+that follow each other only the smallest product is kept, which costs a fraction of sorting all of them; the members of
+the best groups are candidates, and no other point is nearer than the next best group, up to a known error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapcal.distances.faiss_search import WIDE, searched, suits
+
+GROUP = 8  # points whose smallest product stands for all
+_MANY = 16  # neighbours from which groups would make too many candidates
+_MINIMA = 16  # of groups, whose smallest stands for all in turn
+_ROWS, _COLUMNS = 512, 2048  # queries and points of one product: 4 MiB, which stay in the cache
+_FAR = 4.0  # points are centred first where none is longer than twice their mean, or lengths overflow
+
+_ROUNDOFF = {
+    "highest": 2**-24,
+    "high": 2**-11,
+    "medium": 2**-8,
+}  # of float32 matrix products, by torch setting
+
+
+class Candidates(NamedTuple):
+    """Points that may be nearest, and how near any other can be.
+
+    Attributes:
+        indices: of points, ascending, (N, c); those that are the number of points or more stand for nothing.
+        bound: no point that is left out has a smaller squared distance, (N,).
+    """
+
+    indices: Tensor
+    bound: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Training points (T, P) as matrix products need them.
+
+    What it keeps beside the points: T squared lengths, and copies that are centred (where points lie far from the
+    origin) or have these lengths beside them, each only if it takes at most a quarter of `memory`.
+    """
+
+    points: Tensor
+    memory: int
+
+    def candidates(self, queries: Tensor, count: int, k: int) -> Candidates:
+        """The members of the `count` best groups; k says how many neighbours are wanted."""
+        total, size = len(self.points), 1 if k > _MANY or self._array is not None else GROUP
+        if count >= -(-total // size):
+            everything = torch.arange(total, device=queries.device).expand(len(queries), total)
+            return Candidates(everything, queries.new_full((len(queries),), torch.inf))
+        shifted = queries if self._shift is None else queries - self._shift
+        squares = (shifted**2).sum(1)
+        if self._array is not None:
+            squared, best = searched(self._array, shifted.contiguous(), count + 1, torch.get_num_threads())
+            bound = squared[:, -1]
+        else:
+            smallest, best = self._best_groups(shifted, count + 1, size)
+            bound = smallest[:, -1] + squares
+        bound = bound - self._error(squares, _roundoff(self.points.dtype))
+        members = best[:, :count].sort(1).values[:, :, None] * size + torch.arange(size, device=queries.device)
+        return Candidates(members.flatten(1), bound)
+
+    def within(self, queries: Tensor, squared: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every pair (query, point) that products in float64 cannot prove to be farther than `squared` (N,).
+
+        They come in blocks of points, in the order of points; inside a block in the order of queries, then of points.
+        """
+        shift = 0.0 if self._shift is None else self._shift.double()
+        doubles = queries.double() - shift
+        squares = (doubles**2).sum(1)
+        limit = squared.double() + self._error(squares, 2**-53) - squares
+        for start in range(0, len(self.points), self.block):
+            block = self.points[start : start + self.block].double() - shift
+            lengths = (block**2).sum(1)
+            rows = max(1, self.memory // (4 * 8 * len(block)))
+            for first in range(0, len(queries), rows):
+                part = slice(first, first + rows)
+                product = torch.addmm(lengths[None], doubles[part], block.T, alpha=-2)
+                row, column = (~(product > limit[part, None])).nonzero().unbind(1)
+                yield row + first, column + start
+
+    @property
+    def block(self) -> int:
+        """Rows of points or queries whose copy in float64 takes a quarter of the memory."""
+        return max(1, self.memory // (4 * 8 * max(64, self.points.shape[1])))
+
+    @property
+    def _tile(self) -> tuple[int, int]:
+        """Queries and points of one product, which takes at most a quarter of the memory, and stays in the cache."""
+        numbers = max(GROUP, self.memory // (4 * 8))
+        rows = min(_ROWS, max(1, math.isqrt(numbers // GROUP)))
+        return rows, min(_COLUMNS, numbers // rows // GROUP * GROUP)
+
+    @cached_property
+    def _shift(self) -> Tensor | None:
+        """The mean, where lengths from there are much smaller than from the origin; rounding errors go by lengths."""
+        sums = [block.sum(0, dtype=torch.float64) for block in self.points.split(self.block)]
+        center = (torch.stack(sums).sum(0) / len(self.points)).to(self.points.dtype)
+        lengths = max(float((block**2).sum(1).max()) for block in self.points.split(self.block))
+        if lengths <= _FAR * float((center**2).sum()):
+            return center
+        return None if math.isfinite(lengths) else center
+
+    @cached_property
+    def _shifted(self) -> Tensor | None:
+        """All points after their shift; None where that is a copy that takes too much memory."""
+        if self._shift is None:
+            return self.points
+        return self.points - self._shift if 4 * self.points.nbytes <= self.memory else None
+
+    @cached_property
+    def _array(self) -> np.ndarray | None:
+        """Wide points as faiss takes them, which multiplies these sooner."""
+        wide = self.points.shape[1] >= WIDE and self._shifted is not None and suits(self._shifted)
+        return self._shifted.numpy() if wide and self._shifted is not None else None
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        """Squared lengths of the points after their shift, (T,)."""
+        starts = range(0, len(self.points), self.block)
+        return torch.cat([(self._part(start, start + self.block) ** 2).sum(1) for start in starts])
+
+    @cached_property
+    def _with_lengths(self) -> Tensor | None:
+        """Shifted points and their squared lengths (T, P + 1), where that copy does not take too much memory."""
+        if 4 * (self.points.nbytes + self._lengths.nbytes) > self.memory:
+            return None
+        return torch.cat([self._part(0, len(self.points)), self._lengths[:, None]], 1)
+
+    @cached_property
+    def _reach(self) -> float:
+        return float(self._lengths.max())
+
+    def _part(self, start: int, stop: int) -> Tensor:
+        if self._shifted is not None:
+            return self._shifted[start:stop]
+        assert self._shift is not None
+        return self.points[start:stop] - self._shift
+
+    def _error(self, squares: Tensor, roundoff: float) -> Tensor:
+        """By how much products may be off, for queries of these squared lengths."""
+        return roundoff_of_sums(self.points.shape[1]) * roundoff * (squares + self._reach)
+
+    def _best_groups(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
+        """The `kept` smallest ‖t‖² − 2 q·t of groups (N, kept), ascending, and which groups these are."""
+        found = [self._best_of_tile(rows, kept, size) for rows in queries.split(self._tile[0])]
+        return torch.cat([values for values, _ in found]), torch.cat([groups for _, groups in found])
+
+    def _best_of_tile(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
+        twice = torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1).T.contiguous()  # (P + 1, N)
+        wide = max(1, self.memory // (4 * 8 * len(queries)) // self._tile[1]) * self._tile[1] * size
+        best: tuple[Tensor, Tensor] | None = None
+        for start in range(0, len(self.points), wide):
+            minima = self._minima(twice, start, min(start + wide, len(self.points)), size)
+            values, groups = _smallest(minima, kept)
+            groups = groups + start // size
+            if best is not None:
+                values, groups = torch.cat([best[0], values], 1), torch.cat([best[1], groups], 1)
+                values, order = values.topk(min(kept, values.shape[1]), 1, largest=False)
+                groups = groups.gather(1, order)
+            best = values, groups
+        assert best is not None
+        return best
+
+    def _minima(self, twice: Tensor, start: int, stop: int, size: int) -> Tensor:
+        """The smallest ‖t‖² − 2 q·t of every group of points from `start` to `stop`, (groups, N)."""
+        count, columns = twice.shape[1], self._tile[1]
+        groups = -(-(stop - start) // size)
+        minima = twice.new_empty(-(-groups // _MINIMA) * _MINIMA, count)
+        minima[groups:] = torch.inf
+        product = twice.new_empty(min(columns, size * groups), count)
+        for first in range(start, stop, columns):
+            last = min(first + columns, stop)
+            padded = -(-(last - first) // size) * size
+            product[last - first : padded] = torch.inf
+            self._multiply(first, last, twice, product[: last - first])
+            filled = slice((first - start) // size, (first - start + padded) // size)
+            torch.amin(product[:padded].view(-1, size, count), 1, out=minima[filled])
+        return minima
+
+    def _multiply(self, first: int, last: int, twice: Tensor, out: Tensor) -> None:
+        """‖t‖² − 2 q·t of some points, (points, N)."""
+        if self._with_lengths is not None:
+            torch.mm(self._with_lengths[first:last], twice, out=out)
+        else:
+            torch.addmm(self._lengths[first:last, None], self._part(first, last), twice[:-1], out=out)
+
+
+def _smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+    """The `kept` smallest of each column (M, N), ascending, and their places, (N, kept) each.
+
+    They lie in those runs of `_MINIMA` that have the smallest minima, so only these are looked at.
+    """
+    count, columns = minima.shape
+    if count < 4 * _MINIMA * kept:
+        values, places = minima.T.contiguous().topk(min(kept, count), 1, largest=False)
+        return values, places
+    runs = minima.view(-1, _MINIMA, columns).amin(1).T.contiguous().topk(kept, 1, largest=False).indices
+    places = (runs[:, :, None] * _MINIMA + torch.arange(_MINIMA, device=runs.device)).flatten(1)
+    values, order = minima.T.gather(1, places).topk(kept, 1, largest=False)
+    return values, places.gather(1, order)
+
+
+def roundoff_of_sums(terms: int) -> float:
+    """How many roundings a sum of products is off by, about: errors of random signs, four deviations and some more."""
+    return 4 * math.sqrt(terms) + 8
+
+
+def _roundoff(dtype: torch.dtype) -> float:
+    if dtype == torch.float32:
+        return _ROUNDOFF[torch.get_float32_matmul_precision()]
+    return torch.finfo(dtype).eps
