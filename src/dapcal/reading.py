@@ -32,6 +32,7 @@ from dapcal.distances import (
     projectors,
     radius,
     raw_in,
+    shards,
     spaces,
     tails,
 )  # fmt: skip
@@ -46,8 +47,8 @@ from dapcal.storing import Stores, check_fields
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, inputs, prior,
     likelihoods,
-    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, projectors,
-    column_checks, column_statistics, tails, radius, ood_score,
+    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, shards,
+    projectors, column_checks, column_statistics, tails, radius, ood_score,
     scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""

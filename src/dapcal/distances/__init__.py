@@ -6,10 +6,11 @@ from dapcal.distances.metrics import MMD, Hausdorff, NearestNeighbor, hausdorff,
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, MemberFeatures, RandomFourier, Vae
 from dapcal.distances.radius import Radius, fit_radius
+from dapcal.distances.shards import ShardedIndex
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, raw_in
 
 __all__ = [
     "MMD", "ClassGaussian", "Distance", "Features", "FittedSpace", "Hausdorff", "Identity", "LayerFeatures", "Measured",
-    "MemberFeatures", "NearestClass", "NearestNeighbor", "Radius", "RandomFourier", "Space", "TorchIndex", "Vae",
-    "fit_distance", "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
+    "MemberFeatures", "NearestClass", "NearestNeighbor", "Radius", "RandomFourier", "ShardedIndex", "Space", "TorchIndex",
+    "Vae", "fit_distance", "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
 ]  # fmt: skip
