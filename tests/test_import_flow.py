@@ -22,7 +22,8 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"records": ("dapcal.records", "dapcal.storing", "dapcal.prior")},
     {
         "plain things": (
-            "dapcal.data", "dapcal.files", "dapcal.interpolation", "dapcal.progress", "dapcal.png", "dapcal.moving",
+            "dapcal.data", "dapcal.files", "dapcal.interpolation", "dapcal.mapped", "dapcal.progress", "dapcal.png",
+            "dapcal.moving",
             "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container", "dapcal.signing", "dapcal.visible",
         ),
     },

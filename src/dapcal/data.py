@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from dapcal.mapped import Rows, finite_rows, taken
+
 Inputs = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
 """A batch as a network takes it: one tensor (N, ...), several, or several by name."""
 
@@ -21,18 +23,21 @@ class Ragged(ValueError):
 
 
 class Labelled(NamedTuple):
-    """Inputs and targets in memory."""
+    """Inputs and targets in memory, or in files that they map (`dapcal.mapped`)."""
 
     x: Tensor  # (N, ...)
     y: Tensor  # (N,) or (N, K)
 
     def subset(self, index: Tensor) -> Labelled:
         """The rows at `index`."""
-        return Labelled(self.x[index], self.y[index])
+        return Labelled(taken(self.x, index), taken(self.y, index))
 
 
 def gather(data: Data, name: str) -> Labelled:
-    """All inputs and targets as two tensors; `name` is what errors call them."""
+    """All inputs and targets as two tensors; `name` is what errors call them.
+
+    A Dataset or DataLoader is read once; what is more than `dapcal.mapped.IN_MEMORY` goes to a file as it comes.
+    """
     if isinstance(data, Labelled):
         x, y = data.x, data.y
     elif isinstance(data, tuple | list):
@@ -40,7 +45,7 @@ def gather(data: Data, name: str) -> Labelled:
             raise TypeError(f"Expected `{name}` as a pair of tensors (inputs, targets), got {_describe(data)}")
         x, y = cast("tuple[Tensor, Tensor]", data)
     elif isinstance(data, DataLoader | Dataset):
-        x, y = _concatenate(data, name)
+        x, y = _joined(data, name)
     else:
         raise TypeError(f"Expected `{name}` as (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
     x = check_inputs(x, name)
@@ -63,7 +68,7 @@ def check_inputs(x: Tensor, name: str, like: Tensor | None = None) -> Tensor:
     if x.shape[0] == 0:
         raise ValueError(f"Expected at least one input in `{name}`, got none")
     if x.is_floating_point():
-        finite = x.flatten(1).isfinite().all(1)
+        finite = finite_rows(x)
         if not finite.all():
             raise ValueError(
                 f"Expected finite inputs in `{name}`, got NaN or inf in {int((~finite).sum())} of {len(x)} rows "
@@ -156,11 +161,14 @@ def inputs_of(data: Any, batch_size: int) -> Iterator[Tensor]:
             yield check_inputs(batch[0] if isinstance(batch, tuple | list) else batch, "data")
 
 
-def _concatenate(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
+def _joined(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
     batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
+    inputs, targets = Rows(), Rows()
     with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one
-        pairs = list(_stacked(pairs_of(batches, name), name))
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+        for x, y in _stacked(pairs_of(batches, name), name):
+            inputs.append(x)
+            targets.append(y)
+    return inputs.joined, targets.joined
 
 
 def _stacked(pairs: Iterator[tuple[Tensor, Tensor]], name: str) -> Iterator[tuple[Tensor, Tensor]]:

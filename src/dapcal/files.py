@@ -12,11 +12,13 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from dapcal.records import DapcalWarning
 
@@ -62,6 +64,14 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file, complete or not at all."""
     with complete_or_absent(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def scratch() -> IO[bytes]:
+    """A new file for bytes that nobody else wants, in the folder for temporary files; without a name, where it can."""
+    file = tempfile.NamedTemporaryFile(prefix="dapcal-", delete=False)  # noqa: SIM115
+    if os.name == "posix":
+        Path(file.name).unlink()  # what is open stays until it is closed, or the process ends
+    return file
 
 
 def replaceable(path: str | Path) -> Path:

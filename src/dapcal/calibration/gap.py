@@ -13,6 +13,7 @@ from dapcal.calibration.losses import Loss, Problem
 from dapcal.calibration.reference import as_narrow
 from dapcal.data import Labelled
 from dapcal.distances import fit_distance
+from dapcal.mapped import BLOCK
 from dapcal.types import Posterior
 
 
@@ -67,8 +68,7 @@ class GapCrossValidation(Loss):
 
 def gap_split(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Rows in the middle third along a random direction, and the others."""
-    flat = x.flatten(1).double()
-    direction = torch.randn(flat.shape[1], generator=generator, dtype=torch.float64).to(flat.device)
-    order = (flat @ direction).argsort()
+    direction = torch.randn(x[0].numel(), generator=generator, dtype=torch.float64).to(x.device)
+    order = torch.cat([block.flatten(1).double() @ direction for block in x.split(BLOCK)]).argsort()
     third = len(order) // 3
     return order[third : len(order) - third], torch.cat([order[:third], order[len(order) - third :]])

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from dapcal.mapped import BLOCK, in_blocks
 from dapcal.networks import feature_layer, layer_input, layer_names, shared
 from dapcal.posteriors.network import MOST_MEMBERS, NetworkPosterior
 from dapcal.storing import Stores
@@ -53,7 +55,7 @@ class Features:
                 "use Features(), which looks at one network"
             )
         alike = MemberFeatures(posterior, layer, torch.ones(len(posterior.draws)), self.unit, pool)
-        return replace(alike, scale=_spread(alike.of_each(train)))
+        return replace(alike, scale=alike.spread(train))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,8 @@ class LayerFeatures:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Features (N, P), by one pass over the network for all who ask."""
-        return features_of(layer_input(self.network, self.layer, x), self.unit, self.pool)
+        entering, of = layer_input(self.network, self.layer, x), partial(features_of, unit=self.unit, pool=self.pool)
+        return in_blocks(of, entering) if self.unit or self.pool else of(entering)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +89,24 @@ class MemberFeatures:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Features (N, S · P), by one pass over the members for all who ask."""
-        return side_by_side(self.of_each(x), self.scale)
+        return in_blocks(
+            lambda entering: side_by_side(features_of_each(entering, self.unit, self.pool), self.scale),
+            self.posterior.layer_inputs(self.layer, x),
+            dim=1,
+        )
 
-    def of_each(self, x: Tensor) -> Tensor:
-        """Features (S, N, P) of each member alone."""
-        return features_of_each(self.posterior.layer_inputs(self.layer, x), self.unit, self.pool)
+    def spread(self, x: Tensor) -> Tensor:
+        """√(Σ_m Σ_p Var) of the features of every member, so that side by side they have variance 1, (S,)."""
+        entering = self.posterior.layer_inputs(self.layer, x)  # (S, N, ...)
+        mean = sum(block.sum(1, keepdim=True) for block in self._each(entering)) / entering.shape[1]
+        squares = sum((block - mean).square().sum((1, 2)) for block in self._each(entering)) / entering.shape[1]
+        total = squares.sqrt().to(entering.dtype)
+        return total.where(total > 0, 1.0) * math.sqrt(len(entering))
+
+    def _each(self, entering: Tensor) -> Iterator[Tensor]:
+        """Features (S, n, P) of each member alone in float64, block by block."""
+        for block in entering.split(BLOCK, 1):
+            yield features_of_each(block, self.unit, self.pool).double()
 
 
 @contextmanager
@@ -135,12 +151,6 @@ def features_of_each(entering: Tensor, unit: bool, pool: bool) -> Tensor:
 def side_by_side(features: Tensor, scale: Tensor) -> Tensor:
     """Features (S, N, P) of members, each divided by its scale (S,), as (N, S · P)."""
     return torch.cat([own / size for own, size in zip(features, scale, strict=True)], 1)
-
-
-def _spread(features: Tensor) -> Tensor:
-    """√(Σ_m Σ_p Var) of the features of every member (S, N, P), so that side by side they have variance 1, (S,)."""
-    total = features.double().var(1, correction=0).sum(1).sqrt().to(features.dtype)
-    return total.where(total > 0, 1.0) * math.sqrt(len(features))
 
 
 def _aware_names(posterior: Posterior) -> set[str] | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dapcal.distances.features import Features, LayerFeatures, MemberFeatures
+from dapcal.mapped import finite_rows, is_mapped, joined, largest_like
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
 
@@ -42,19 +43,21 @@ def fitted(projector: Projector | ProjectorRecipe, train: Tensor, posterior: Pos
 def project(projector: Projector, x: Tensor, batch_size: int = 512) -> Tensor:
     """Points (N, P) of a batch of inputs, checked, without gradients."""
     with torch.no_grad():
-        # features come in batches of their own, so that all who ask for them share a pass over x
-        whole = isinstance(projector, LayerFeatures | MemberFeatures)
-        z = projector(x) if whole else torch.cat([projector(batch) for batch in x.split(batch_size)])
+        # features come in batches of their own, so that all who ask for them share a pass over x; inputs in a file of
+        # ours need no copy
+        whole = isinstance(projector, LayerFeatures | MemberFeatures) or (
+            isinstance(projector, Identity) and x.is_floating_point() and is_mapped(x)
+        )
+        z = projector(x) if whole else joined(map(projector, x.split(batch_size)), largest_like(x))
     if z.ndim != 2 or len(z) != len(x):
         raise ValueError(
             f"Expected the projector to return ({len(x)}, P) for {len(x)} inputs, got {tuple(z.shape)}; flatten it"
         )
     if not z.is_floating_point():
         raise ValueError(f"Expected the projector to return floating-point numbers, got {z.dtype}")
-    if not z.isfinite().all():
-        bad = (~z.isfinite().all(1)).sum()
+    if not (finite := finite_rows(z)).all():
         raise ValueError(
-            f"The projector returned NaN or inf for {int(bad)} of {len(x)} inputs; check it on those inputs"
+            f"The projector returned NaN or inf for {int((~finite).sum())} of {len(x)} inputs; check it on those inputs"
         )
     return z
 

@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dapcal.errors import NotOutputs
+from dapcal.mapped import Rows, rows_like
 from dapcal.networks.hooks import entering, unfused
 from dapcal.networks.passes import Pass
 from dapcal.networks.running import running
@@ -52,8 +53,8 @@ def evaluate(
     def forward(own: dict[str, Tensor], batch: Tensor) -> Tensor:
         return as_tensor(functional_call(model, {**shared, **own}, (batch,)))
 
-    caught: dict[str, list[Tensor]] = {} if first is None else {name: [] for name in first.wanted}
-    by_draw: dict[str, list[Tensor]] = {} if every is None else {name: [] for name in every.by_draw_wanted}
+    caught: dict[str, Rows] = {} if first is None else {name: rows_like(x) for name in first.wanted}
+    by_draw: dict[str, Rows] = {} if every is None else {name: rows_like(x, 1) for name in every.by_draw_wanted}
     layers = {name: model.get_submodule(name) for name in {**caught, **by_draw}}
 
     def with_layers(own: dict[str, Tensor], batch: Tensor, names: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -149,7 +150,7 @@ def _run_chain(
     chain: list[tuple[str, nn.Module]],
     draws: Mapping[str, Tensor],
     shared: Mapping[str, Tensor],
-    by_draw: Mapping[str, list[Tensor]],
+    by_draw: Mapping[str, Rows],
     x: Tensor,
 ) -> Tensor:
     """Outputs (S, N, C): the first random layer is one product with the weights of all draws side by side."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from dapcal.mapped import Rows, rows_like
 from dapcal.networks.hooks import entering, unfused
 
 BATCH = 512  # inputs at a time
@@ -39,17 +40,13 @@ class Pass:
     caught: dict[str, Tensor] = field(default_factory=dict)
     by_draw: dict[str, Tensor] = field(default_factory=dict)
 
-    def keep(self, pieces: dict[str, list[Tensor]]) -> None:
+    def keep(self, entered: dict[str, Rows]) -> None:
         """What entered layers batch by batch; a layer that did not run once for every input is left out."""
-        for layer, parts in pieces.items():
-            if sum(len(part) for part in parts) == len(self.x):
-                self.caught[layer] = torch.cat(parts)
+        self.caught.update({layer: rows.joined for layer, rows in entered.items() if rows.count == len(self.x)})
 
-    def keep_by_draw(self, pieces: dict[str, list[Tensor]]) -> None:
+    def keep_by_draw(self, entered: dict[str, Rows]) -> None:
         """What entered layers in every draw, (S, n, ...) batch by batch; left out as above."""
-        for layer, parts in pieces.items():
-            if sum(part.shape[1] for part in parts) == len(self.x):
-                self.by_draw[layer] = torch.cat(parts, 1)
+        self.by_draw.update({layer: rows.joined for layer, rows in entered.items() if rows.count == len(self.x)})
 
 
 _OPEN: ContextVar[tuple[Pass, ...]] = ContextVar("open passes", default=())
@@ -84,18 +81,18 @@ def layer_input(network: nn.Module, layer: str, x: Tensor) -> Tensor:
     if open_one is not None and layer in open_one.caught:
         return open_one.caught[layer]
     wanted = {layer, *(open_one.wanted if open_one is not None else ())}
-    pieces: dict[str, list[Tensor]] = {name: [] for name in sorted(wanted)}
-    modules = {name: network.get_submodule(name) for name in pieces}
+    entered = {name: rows_like(x) for name in sorted(wanted)}
+    modules = {name: network.get_submodule(name) for name in entered}
     device = next(network.parameters()).device
     with torch.no_grad(), unfused():
         for batch in x.split(BATCH):
-            before = len(pieces[layer])
-            with entering(modules, lambda name, z: pieces[name].append(z)):
+            before = len(entered[layer])
+            with entering(modules, lambda name, z: entered[name].append(z)):
                 network(batch.to(device))
-            if (runs := len(pieces[layer]) - before) != 1:
+            if (runs := len(entered[layer]) - before) != 1:
                 raise ValueError(
                     f"Expected layer `{layer}` to run once in a forward pass, it ran {runs} times; name another"
                 )
     if open_one is not None:
-        open_one.keep(pieces)
-    return torch.cat(pieces[layer])
+        open_one.keep(entered)
+    return entered[layer].joined

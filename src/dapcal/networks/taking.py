@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from dapcal.data import Labelled, Ragged, gather
 from dapcal.inputs import Fields, Parts, Takes, batches_of, find_fields, first_batch, is_lazy, parts_of, takes_of
+from dapcal.mapped import Rows, joined, largest_like
 from dapcal.networks.heads import head_at_places, head_of, with_head_last
 from dapcal.networks.layout import plain
 from dapcal.networks.padding import check_padding
@@ -83,7 +85,7 @@ def take(
         )
     takes = taken_by(network) if fields is None else takes_of(fields)
     passing = {name: one for name, one in waiting.items() if loaders and isinstance(one, DataLoader)}
-    held = {name: list(_parts(one, takes, name)) for name, one in waiting.items() if name not in passing}
+    held = {name: _held(one, takes, name) for name, one in waiting.items() if name not in passing}
     if fields is None:
         passed = [_few(parts) for name, one in passing.items() for parts in _parts(one, takes, name)]
         found = [*chain(*held.values()), *passed]
@@ -147,11 +149,37 @@ def _parts(data: Any, takes: Takes, name: str, fields: Fields | None = None) -> 
         yield parts_of(batch, takes, name, fields is None, fields)
 
 
+def _held(data: Any, takes: Takes, name: str) -> list[Parts]:
+    """All batches taken apart, by one pass; of what is read item by item, many are in files."""
+    if not is_lazy(data):
+        return list(_parts(data, takes, name))
+    kept = defaultdict[tuple[str, torch.dtype], Rows](Rows)
+
+    def put(key: str, batch: Tensor) -> Callable[[], Tensor]:
+        rows = kept[key, batch.dtype]
+        rows.append(batch)
+        return partial(lambda place: rows.batches[place], len(rows) - 1)
+
+    places = [
+        (
+            {key: put(key, part) for key, part in parts.inputs.items()},
+            None if parts.targets is None else put("targets", parts.targets),
+            parts.call,
+        )
+        for parts in _parts(data, takes, name)
+    ]
+    return [
+        Parts({key: get() for key, get in inputs.items()}, None if targets is None else targets(), call)
+        for inputs, targets, call in places
+    ]
+
+
 def _packed(batches: list[Parts], fields: Fields, name: str, length: int) -> Labelled | Tensor:
     """All batches in one tensor, with their targets where all have some."""
     if not batches:
         raise ValueError(f"Expected at least one input in `{name}`, got none")
-    x = torch.cat([fields.pack(parts.inputs, name, length) for parts in batches])
+    largest = largest_like(*(part for parts in batches for part in parts.inputs.values()))
+    x = joined((fields.pack(parts.inputs, name, length) for parts in batches), largest)
     targets = [parts.targets for parts in batches if parts.targets is not None]
     if len(targets) < len(batches):
         return x
@@ -160,7 +188,7 @@ def _packed(batches: list[Parts], fields: Fields, name: str, length: int) -> Lab
             f"Expected targets of one shape in `{name}`, got {sorted({tuple(y.shape[1:]) for y in targets})} an input; "
             "give one target an input"
         )
-    return Labelled(x, torch.cat(targets))
+    return Labelled(x, joined(targets, largest))
 
 
 def _reading(subject: Any, fields: Fields) -> Any:
