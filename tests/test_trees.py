@@ -64,6 +64,25 @@ def test_a_number_that_a_threshold_is_rounded_to_goes_where_it_belongs() -> None
     assert trees(x).unique().numel() == 2
 
 
+@pytest.mark.parametrize(
+    ("features", "depth", "looked_up"), [(1, 1, True), (5, 5, True), (5, 6, False), (400, 4, False)]
+)
+def test_leaves_that_are_looked_up_are_those_walked_to(features: int, depth: int, looked_up: bool) -> None:
+    """Equal thresholds, ties with them, and branches that end early; more than 32 leaves or many inputs are walked."""
+    generator = torch.Generator().manual_seed(features + depth)
+    shape = 130, 3, 2**depth - 1  # more trees than stand in one group
+    threshold = torch.randint(-3, 4, shape, generator=generator) / 2
+    threshold[:50][torch.rand(50, 3, shape[2], generator=generator) < 0.3] = torch.finfo(torch.float32).max
+    trees = Trees(
+        torch.randint(features, shape, generator=generator), threshold,
+        torch.randn(130, 3, 2**depth, generator=generator), torch.zeros(3),
+    )  # fmt: skip
+    x = torch.randint(-8, 9, (1500, features), generator=generator) / 4
+    assert (trees._groups is not None) == looked_up
+    assert torch.equal(trees.leaves(x), trees.walked(x))
+    assert torch.equal(trees(x), trees.by_steps(x))
+
+
 def posterior_of(data: Labelled, likelihood: Gaussian | Categorical, epochs: int = 1) -> NetworkPosterior:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1 if isinstance(likelihood, Gaussian) else 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor, nn
@@ -130,13 +130,13 @@ class Blended(nn.Module):
     def __init__(self, draws: Members | Stacked, blend: Blend) -> None:
         super().__init__()
         self.draws, self.share, self.weight = draws, blend.share, blend.weight
-        for name, part in vars(blend.trees).items():
-            self.register_buffer(name, _copy(part))
+        for field in fields(Trees):
+            self.register_buffer(field.name, _copy(getattr(blend.trees, field.name)))
 
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
         """Outputs (S, N, C)."""
-        trees = Trees(**{name: self.get_buffer(name) for name in ("feature", "threshold", "value", "start")})
-        return Blend(self.share, self.weight, trees)(self.draws(x, entering), x)
+        trees = Trees(**{field.name: self.get_buffer(field.name) for field in fields(Trees)})
+        return Blend(self.share, self.weight, trees).of(self.draws(x, entering), trees.by_steps(x))
 
 
 class StackedLinear(nn.Module):

@@ -6,13 +6,16 @@ ends early goes on to the left until the last level.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dapcal.networks.tree_masks import Group, groups
 from dapcal.storing import Stores
 
 _STEP = 2**17  # rows times trees that are looked at at once: what a core has at hand
@@ -38,10 +41,22 @@ class Trees:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs (N, C) at rows (N, P)."""
-        return torch.cat([self.leaves(rows).sum(1) for rows in x.split(self._rows)]) + self.start
+        return self._sum(self.leaves, x)
+
+    def by_steps(self, x: Tensor) -> Tensor:
+        """The same by operations of torch alone, for programs that are made of them."""
+        return self._sum(self.walked, x)
 
     def leaves(self, x: Tensor) -> Tensor:
-        """What every tree adds, (N, R, C)."""
+        """What every tree adds, (N, R, C): of rows in main memory looked up, elsewhere by walking down."""
+        if x.device.type != "cpu" or self._groups is None:
+            return self.walked(x)
+        rows = x.detach().numpy()
+        found = torch.from_numpy(np.concatenate([group(rows) for group in self._groups], 1))
+        return found.unflatten(1, self.feature.shape[:2])
+
+    def walked(self, x: Tensor) -> Tensor:
+        """The same by steps down."""
         rounds, outputs, nodes = self.feature.shape
         first = nodes * torch.arange(rounds * outputs, device=x.device)  # of a tree
         feature, threshold = self.feature.flatten(), self.threshold.flatten()
@@ -58,9 +73,15 @@ class Trees:
             self, feature=self.feature[:rounds], threshold=self.threshold[:rounds], value=self.value[:rounds]
         )
 
-    @property
-    def _rows(self) -> int:
-        return max(1, _STEP // max(1, self.feature[..., 0].numel()))
+    @cached_property
+    def _groups(self) -> list[Group] | None:
+        """The trees' leaves as bits; None where that does not pay."""
+        parts = (part.flatten(0, 1).cpu().numpy() for part in (self.feature, self.threshold, self.value))
+        return groups(*parts)
+
+    def _sum(self, leaves: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        rows = max(1, _STEP // max(1, self.feature[..., 0].numel()))
+        return torch.cat([leaves(part).sum(1) for part in x.split(rows)]) + self.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +102,11 @@ class Blend:
 
     def __call__(self, outputs: Tensor, x: Tensor) -> Tensor:
         """Outputs (..., N, C) of networks at rows (N, P), with the trees'."""
-        return self.share * outputs + self.weight * logits(self.trees(x.to(outputs.device)), outputs.shape[-1])
+        return self.of(outputs, self.trees(x.to(outputs.device)))
+
+    def of(self, outputs: Tensor, trees: Tensor) -> Tensor:
+        """Outputs (..., N, C) of networks with those of the trees (N, 1 or C) at the same rows."""
+        return self.share * outputs + self.weight * logits(trees, outputs.shape[-1])
 
 
 def logits(trees: Tensor, outputs: int) -> Tensor:
