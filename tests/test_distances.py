@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.spatial.distance import cdist, directed_hausdorff
-from torch import Tensor
+from torch import Tensor, nn
 
+import dapcal
 from dapcal.distances import Distance, FittedSpace, Radius, Space, fit_distance, fit_radius, hausdorff, mmd, nearest
 from dapcal.distances.projectors import Identity
+from dapcal.likelihoods import Categorical
+from dapcal.posteriors.samples import from_state_dicts
 from dapcal.types import DapcalWarning
 
 METRICS = {"nearest": nearest, "5th": partial(nearest, k=5), "hausdorff": hausdorff, "mmd": mmd}
@@ -180,6 +183,20 @@ def test_radius_of_equal_distances_has_a_unit():
 def test_radius_refuses_zeros_alone():
     with pytest.raises(ValueError, match=r"All held-out inputs have distance 0 .* in the pixel space.*radius=None"):
         fit_radius(torch.zeros(20), 0.9, "pixel")
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e20), (torch.float32, 1e37), (torch.float64, 1e300)])
+def test_inputs_too_large_for_squares_are_refused(dtype, size):
+    """They had no distance that tells anything, or φ was looked for around NaN."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 2, generator=generator, dtype=dtype) * size
+    nets = [nn.Linear(2, 3, dtype=dtype) for _ in range(3)]
+    draws = from_state_dicts(nets[0], Categorical(), [net.state_dict() for net in nets])
+    for distance in (None, Space(Identity(), name="inputs")):
+        with pytest.raises(ValueError, match=rf"in the inputs space are beyond what {dtype} holds; scale the inputs"):
+            dapcal.calibrate(
+                draws, train=(x[:40], torch.arange(40) % 3), held_out=(x[40:], torch.arange(40) % 3), distance=distance
+            )
 
 
 @pytest.mark.parametrize("quantile", [-0.1, 0.95, 1.0, 90, float("nan")])

@@ -14,7 +14,7 @@ from dapcal.data import Labelled
 from dapcal.distances.class_gaussian import ClassGaussian
 from dapcal.distances.outliers import synthetic
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
-from dapcal.distances.radius import fit_radius
+from dapcal.distances.radius import check_measurable, fit_radius
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance
 from dapcal.distances.verdicts import errors_predicted, farther, verdict
 from dapcal.ensembles import Evaluated, seen
@@ -146,6 +146,8 @@ def _tried(
         candidates = [*distances, *_further(distances, posterior, train, targets)]
         fitted = [replace(space, radius=None).fit(train, held_out, posterior, targets) for space in candidates]
         inside = [space.raw(held_out) for space in fitted]
+    for space, raw in zip(distances, inside[: len(distances)], strict=True):
+        check_measurable(raw, space.name)
     outside = {}
     for kind, x in synthetic(train, held_out[:_PROBES], reads(posterior.network)).items():
         with shared(posterior.network, x):

@@ -29,6 +29,15 @@ class Radius:
         return ((raw - self.start) / self.unit).clamp_min(0)
 
 
+def check_measurable(raw: Tensor, name: str) -> None:
+    """Refuse held-out distances (N,) that are too large to be told apart, as squares of 1e20 are in float32."""
+    if not raw.double().quantile(UNIT_QUANTILE).isfinite():
+        raise ValueError(
+            f"Distances between held-out and training inputs in the {name} space are beyond what {raw.dtype} holds; "
+            "scale the inputs, to standard deviations around 1"
+        )
+
+
 def fit_radius(raw: Tensor, quantile: float, name: str) -> Radius:
     """Start at a quantile of held-out distances; the unit is what lies between it and their 95 % quantile.
 
@@ -37,6 +46,7 @@ def fit_radius(raw: Tensor, quantile: float, name: str) -> Radius:
     """
     if not 0 <= quantile < UNIT_QUANTILE:
         raise ValueError(f"Expected `radius` between 0 and {UNIT_QUANTILE} (or None), got {quantile}")
+    check_measurable(raw, name)
     raw = raw.double()
     positive = raw[raw > 0]
     if not len(positive):
