@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from torture import __main__ as torture
-from torture import kills, service
+from torture import kills, numerics, service, states, validity
+from torture.tally import Tally
 
 
 def test_a_few_kills_leave_no_file_half_or_mixed():
@@ -23,6 +24,29 @@ def test_the_service_stands_a_little_of_everything():
     tried, failed = service.run(160, 0)
     assert tried > 250
     assert failed == []
+
+
+def test_files_say_what_was_saved_last_in_any_order_of_steps():
+    tried, failed = states.run(3, 0)
+    assert tried > 20
+    assert failed == []
+
+
+def test_numbers_of_any_size_are_refused_or_predicted_sanely():
+    assert numerics.run(10, 0) == (10, [])
+
+
+def test_promises_are_kept_over_refits():
+    tried, failed = validity.run(4, 0)
+    assert tried == 11  # refits, and promises of classes and numbers
+    assert failed == []
+
+
+def test_a_broken_promise_is_noticed():
+    tally = Tally("validity")
+    validity.judge({"classes: 0.1 flagged": [0.2, 0.21, 0.19], "numbers: 0.05 outside": [0.05, 0.04, 0.06]}, tally)
+    assert tally.tried == 2
+    assert tally.failed == ["validity: classes: 0.1 flagged: 0.2000 ± 0.0047 over 3 refits"]
 
 
 def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, monkeypatch, capsys):

@@ -45,6 +45,9 @@ PARTS = (
     Part("files", 8000, 800, 500),
     Part("service", 50_000, 5000, 50_000),  # in one piece: memory is compared over all of them
     Part("kills", 1000, 60, 200),
+    Part("states", 300, 30, 50),
+    Part("numerics", 2000, 200, 500),
+    Part("validity", 500, 60, 500),  # in one piece: shares are means over all refits
 )
 
 
