@@ -30,6 +30,7 @@ from dapcal.diagnostics import warn_if_collapsed
 from dapcal.distances import Distance, FittedSpace, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
 from dapcal.distances.features import in_place_of, one_pass
+from dapcal.distances.once import searched_once
 from dapcal.ensembles import Evaluated, seen
 from dapcal.inputs import Fields
 from dapcal.likelihoods import Likelihood
@@ -112,7 +113,7 @@ def calibrate(
     posterior = reference.posterior
     likelihood = posterior.likelihood
 
-    with shared(posterior.network, train_data.x), shared(posterior.network, first.x):
+    with shared(posterior.network, train_data.x), shared(posterior.network, first.x), searched_once(first.x):
         adjusted_first = adjust(posterior, first.x)
         base = check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
         chooses = Evaluated(first.x, first.y, base)
@@ -273,7 +274,7 @@ class Calibrated:
     def joint(self, x: Inputs) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         x = self._taken(x)
-        with one_pass(self._projectors, self.before or self.posterior, x):
+        with one_pass(self._projectors, self.before or self.posterior, x), searched_once(x):
             adjusted, doubted = self._seen(x)
             distance = self.distance.joint(x).expand(len(x))
             return self._predict(x, adjusted, doubted, self.distance.raw(x), distance, is_joint=True)

@@ -19,11 +19,12 @@ from dapcal.types import DapcalWarning, Posterior
 
 
 class Chosen(NamedTuple):
-    """Calibration inputs, their targets where known, and where they come from in words."""
+    """Calibration inputs, their targets where known, where they come from in words, and which held-out rows."""
 
     x: Tensor
     y: Tensor | None
     origin: str
+    rows: Tensor | None = None
 
 
 OODInputs = Callable[[Posterior, Labelled, Evaluated], Chosen]
@@ -50,7 +51,7 @@ class HeldOut:
 
     def __call__(self, posterior: Posterior, train: Labelled, held_out: Evaluated) -> Chosen:  # noqa: ARG002
         """As they are."""
-        return Chosen(held_out.x, held_out.y, self.origin)
+        return Chosen(held_out.x, held_out.y, self.origin, torch.arange(len(held_out.x)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,8 @@ class Hardest:
         """The worst fraction."""
         worst = hardest(posterior.likelihood, held_out, self.fraction)
         chosen = held_out.subset(worst.to(held_out.x.device))
-        return Chosen(chosen.x, chosen.y, f"the hardest {100 * self.fraction:.0f} % of held-out inputs ({len(worst)})")
+        words = f"the hardest {100 * self.fraction:.0f} % of held-out inputs ({len(worst)})"
+        return Chosen(chosen.x, chosen.y, words, worst)
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Misclassified:
             )
             return Hardest()(posterior, train, held_out)
         chosen = held_out.subset(wrong.to(held_out.x.device))
-        return Chosen(chosen.x, chosen.y, f"{len(wrong)} misclassified held-out inputs")
+        return Chosen(chosen.x, chosen.y, f"{len(wrong)} misclassified held-out inputs", wrong)
 
 
 def source_of(ood: Inputs | Data | OODInputs | None, train: Tensor) -> OODInputs | None:
@@ -153,7 +155,10 @@ def calibration_inputs(
 ) -> tuple[Chosen, Tensor]:
     """Calibration inputs, of which at least one lies outside the radius, and their d0."""
     chosen = source(posterior, train, held_out)
-    d0 = distance(check_inputs(chosen.x, "ood", like=train.x))
+    if chosen.rows is None:
+        d0 = distance(check_inputs(chosen.x, "ood", like=train.x))
+    else:  # measured already
+        d0 = d0_held_out[chosen.rows.to(d0_held_out.device)]
     if d0.any() or not distance.spaces:
         return chosen, d0
     outside = torch.nonzero(d0_held_out > 0).flatten()

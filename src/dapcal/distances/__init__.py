@@ -11,6 +11,6 @@ from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, 
 
 __all__ = [
     "MMD", "ClassGaussian", "Distance", "Features", "FittedSpace", "Hausdorff", "Identity", "LayerFeatures", "Measured",
-    "MemberFeatures", "NearestClass", "NearestNeighbor", "Radius", "RandomFourier", "ShardedIndex", "Space", "TorchIndex",
-    "Vae", "fit_distance", "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
+    "MemberFeatures", "NearestClass", "NearestNeighbor", "Radius", "RandomFourier", "ShardedIndex", "Space",
+    "TorchIndex", "Vae", "fit_distance", "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
 ]  # fmt: skip

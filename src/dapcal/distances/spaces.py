@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dapcal.distances.metrics import NearestNeighbor, nearest
+from dapcal.distances.once import once
 from dapcal.distances.projectors import Features, ProjectorRecipe, fitted, project
 from dapcal.distances.radius import Radius, fit_radius
 from dapcal.networks import reads
@@ -86,7 +87,7 @@ class FittedSpace:
 
     def raw(self, x: Tensor) -> Tensor:
         """Distance before the radius, (N,)."""
-        return self.metric(project(self.projector, x))
+        return once(self.metric, x, lambda: self.metric(project(self.projector, x)))
 
     def excess(self, raw: Tensor) -> Tensor:
         """d0 from a raw distance."""
@@ -98,10 +99,9 @@ class FittedSpace:
         The radius is fitted to single inputs. Hausdorff and MMD distances of a set are on another scale (they depend on
         its size): use them with radius=None for joint predictions.
         """
-        points = project(self.projector, x)
         if isinstance(self.metric, NearestNeighbor):
-            return self.metric.combine(self.excess(self.metric(points)))
-        return self.excess(self.metric.joint(points))
+            return self.metric.combine(self.excess(self.raw(x)))
+        return self.excess(self.metric.joint(project(self.projector, x)))
 
 
 @dataclass(frozen=True, eq=False)
