@@ -27,6 +27,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
             "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container", "dapcal.signing", "dapcal.visible",
         ),
     },
+    {"engines": ("dapcal.engines",)},  # where work runs; they know nothing of what it is
     {
         "likelihoods": ("dapcal.likelihoods",),
         "gaussians": ("dapcal.gaussians",),

@@ -22,6 +22,7 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/experiments/page/results.py": {"write"},
     "src/dapcal/experiments/runner.py": {"run_and_write"},
     "src/dapcal/experiments/gap/experiment.py": {"_train"},
+    "src/dapcal/models/parts.py": {"write"},
     "src/dapcal/models/writing.py": {"writer"},
     "src/dapcal/posteriors/_training/checkpoints.py": {"write"},
     "src/dapcal/tables/writing.py": {"writer"},

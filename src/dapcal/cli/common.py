@@ -40,6 +40,10 @@ Sign = Annotated[
 Key = Annotated[
     Path | None, typer.Option(readable=False, help="Public Ed25519 key (PEM): refuse a model that it has not signed.")
 ]
+EngineName = Annotated[str, typer.Option("--engine", help="local, or ray: the nodes of a Ray cluster.")]
+Address = Annotated[
+    str | None, typer.Option(help="Of a Ray cluster, HOST:PORT; by default the one that this machine is a node of.")
+]
 Factory = Annotated[
     str | None, typer.Option("--model", help="For your network: package.module:factory, as in `calibrate`.")
 ]
@@ -145,6 +149,16 @@ def checked(device: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError("There is no CUDA device here (or torch was built without it); use --device cpu")
     return device
+
+
+def check_engine(engine: str, address: str | None) -> None:
+    """Refuse an engine that is not there, or an address that it does not take."""
+    from dapcal.engines.engine import NAMES
+
+    if engine not in NAMES:
+        raise ValueError(f"Expected --engine as {' or '.join(NAMES)}, got {engine!r}")
+    if engine == "local" and address is not None:
+        raise ValueError("--address is of a Ray cluster; leave it out, or choose --engine ray")
 
 
 def too_few(said: Output, held_out: int, alpha: float) -> None:

@@ -10,17 +10,48 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from dapcal.cli.common import Json, Quiet, output
+from dapcal.cli.common import Address, EngineName, Json, Quiet, check_engine, output
 
 
-def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
+def doctor(engine: EngineName = "local", address: Address = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Say which versions, devices, extras and data sets are there, and how to get those that are missing.
+
+    With --engine ray also the nodes of a cluster, and what is missing there.
 
     Example: dapcal doctor
     """
     with output(as_json, quiet) as said:
+        check_engine(engine, address)
         found = {"versions": _versions(), "devices": _devices(), "extras": _extras(), "data": _data()}
-        said.result(found, _words(found))
+        words = _words(found)
+        if engine == "ray":
+            found["nodes"] = _nodes(address)
+            words += "".join(f"\n{line}" for line in _node_words(found["nodes"]))
+        said.result(found, words)
+
+
+def _nodes(address: str | None) -> dict[str, Any]:
+    """Versions on every node, and what is wrong with it."""
+    from dapcal.engines.nodes import check_versions, connect, nodes_of
+
+    connect(address)
+    nodes: dict[str, Any] = {}
+    for name, versions in nodes_of().items():
+        wrong = None if versions else f"{name} does not answer; see Ray's logs there"
+        try:
+            check_versions({name: versions})
+        except ValueError as error:
+            wrong = str(error)
+        nodes[name] = {"versions": versions, "wrong": wrong}
+    return nodes
+
+
+def _node_words(nodes: dict[str, Any]) -> list[str]:
+    told = (
+        ", ".join(f"{what} {version or 'missing'}" for what, version in n["versions"].items()) for n in nodes.values()
+    )
+    lines = [f"node       {name}: {words}" for name, words in zip(nodes, told, strict=True)]
+    return lines + [f"node       {node['wrong']}" for node in nodes.values() if node["wrong"]]
 
 
 def _versions() -> dict[str, str]:

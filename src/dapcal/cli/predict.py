@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from dapcal.cli.common import (
+    Address,
     Device,
+    EngineName,
     Factory,
     Json,
     Key,
     Output,
     Quiet,
     all_written,
+    check_engine,
     checked,
     given,
     output,
@@ -42,11 +44,12 @@ Std = Annotated[str | None, typer.Option(help="Likewise, e.g. 0.229,0.224,0.225.
 def predict(
     model: Annotated[Path, typer.Argument(readable=False, help="What `dapcal fit` or `dapcal calibrate` wrote.")],
     data: Annotated[
-        Path,
+        list[Path],
         typer.Argument(
             readable=False,
-            help="Table with the same columns: .csv, .tsv, .parquet, .xlsx or .npz, or - for standard input; of texts "
-            "with their column; for your network an npz file with an array x (N, ...), or a folder of images.",
+            help="Table with the same columns: .csv, .tsv, .parquet, .xlsx or .npz, or - for standard input, or "
+            "several files or folders of them; of texts with their column; for your network an npz file with an "
+            "array x (N, ...), or a folder of images.",
         ),
     ],
     out: Annotated[
@@ -66,24 +69,39 @@ def predict(
     std: Std = None,
     excel_safe: ExcelSafe = False,
     device: Device = "cpu",
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict every row or input: prediction, uncertainty, and whether it is like the training data.
 
     Columns are matched by name. Images become numbers from 0 to 1 in the channels of the network, minus --mean, over
-    --std. The data may be larger than memory; the output appears when it is complete.
+    --std. The data may be larger than memory; the output appears when it is complete. With --engine ray the rows of a
+    table are predicted on all nodes of a Ray cluster, and a run that was ended goes on with the same command.
 
     Example: dapcal predict house.dap new.csv -o out.csv
     """
-    with output(as_json, quiet) as said, given(data) as data:
+    with output(as_json, quiet) as said, given(data[0]) as first:
         from dapcal.models import load
         from dapcal.models.model import Reading
+        from dapcal.models.table import TableModel
 
-        _check(out, data, model, level, excel_safe)
-        reading = Reading(tuple(keep or ()), batch_size, resize, numbers(mean, "mean"), numbers(std, "std"))
+        also = tuple(data[1:])
+        _check(out, (first, *also), model, level, excel_safe)
+        reading = Reading(tuple(keep or ()), batch_size, resize, numbers(mean, "mean"), numbers(std, "std"), also)
+        check_engine(engine, address)
+        if engine == "ray" and device != "cpu":
+            raise ValueError("--engine ray predicts on the CPUs of its nodes; leave --device out")
         loaded = load(model, factory, checked(device), key)
-        predicted(loaded, data, reading, out, alpha, level, said, excel_safe)
+        if also and not isinstance(loaded, TableModel):
+            raise ValueError(f"Several files are for models of tables, and {model} is of another kind; name one")
+        if engine == "local":
+            predicted(loaded, first, reading, out, alpha, level, said, excel_safe)
+        else:
+            from dapcal.cli.predict_blocks import predicted_in_blocks
+
+            predicted_in_blocks(loaded, model, first, reading, out, alpha, level, said, excel_safe, engine, address)
 
 
 def predicted(
@@ -97,21 +115,15 @@ def predicted(
     excel_safe: bool = False,
 ) -> None:
     """Read, predict and write, batch by batch, and say how many inputs were flagged."""
-    from dapcal.models.against_targets import Judge, words
-    from dapcal.models.drift import Sample, drifts
     from dapcal.models.formulas import SUFFIXES, Formulas
-    from dapcal.models.table import TableModel
+    from dapcal.models.tally import Tally, counted
 
     formulas, is_sheet = Formulas(excel_safe), out.suffix.lower() in SUFFIXES
     too_few(said, len(model.calibrated.evidence.held_out), alpha)
     source = model.read(data, reading)
     for note in source.notes():
         said.note(note)
-    rows = flagged = written = 0
-    reasons: Counter[str] = Counter()
-    behind: Counter[str] = Counter()
-    sample = Sample()
-    judge = Judge(model) if isinstance(model, TableModel) else None
+    written, tally = 0, Tally(model)
     with model.writer(out) as write:
         for batch in source.batches:
             columns = model.columns(batch.x, level=level, alpha=alpha)
@@ -120,44 +132,19 @@ def predicted(
                 beside = formulas.names(formulas.values(beside))
                 told = columns | formulas.values({"prediction": columns["prediction"]})
             written += write(beside, told)
-            rows, flagged = rows + len(batch.x), flagged + int(columns["ood"].sum())
-            reasons.update(filter(None, columns["reason"]))
-            behind.update(f"`{name}` ({what})" for row in columns.get("unusual", ()) for name, what in row.items())
-            sample.add(batch.x)
-            if judge is not None:
-                judge.add(columns, batch.targets)
-            said.progress("predicting", rows, None if source.total is None else max(source.total, rows))
-        all_written(source.total if source.is_exact and source.total is not None else rows, written, data)
-    said.progress("predicting", rows, rows)
-    for note in [*source.notes(), *filter(None, [formulas.note()])]:
+            tally.add(counted(columns), columns, batch.targets)
+            tally.add_inputs(batch.x)
+            said.progress("predicting", tally.rows, None if source.total is None else max(source.total, tally.rows))
+        all_written(source.total if source.is_exact and source.total is not None else tally.rows, written, data)
+    said.progress("predicting", tally.rows, tally.rows)
+    for note in filter(None, [*source.notes(), formulas.note(), tally.problem()]):
         said.note(note)
-    share = f"{flagged:,} of {rows:,} {source.noun} ({100 * flagged / rows:.1f} %) are flagged as out of distribution"
-    why = "".join(f"\n  {count:,} {reason}" for reason, count in reasons.most_common())
-    found: dict[str, Any] = {"file": str(out), source.noun: rows, "ood": flagged, "reasons": dict(reasons)}
-    found["alpha"] = alpha
-    if behind:
-        found["unusual"] = dict(behind.most_common())
-        why += "\nColumns behind flags: " + ", ".join(f"{name} {count:,}" for name, count in behind.most_common(_SHOWN))
-    if judge is not None and isinstance(model, TableModel):
-        if judge.problem is not None:
-            said.note(judge.problem)
-        if (quality := judge.found()) is not None:
-            found["quality"] = asdict(quality)
-            why += f"\n{words(quality, model.encoder.target, level)}"
-        moved = drifts(model.encoder, model.train.x, sample())
-        found["drift"] = [one._asdict() for one in moved]
-        why += "".join(
-            f"\nColumn `{one.column}` differs from training as a whole: {one.what}" for one in moved[:_SHOWN]
-        )
-    said.result(found, f"{share}{why}\nSaved to {out}")
+    said.result(*tally.told(out, source.noun, alpha, level))
 
 
-_SHOWN = 8  # columns
-
-
-def _check(out: Path, data: Path, model: Path, level: float, excel_safe: bool) -> None:
+def _check(out: Path, data: Sequence[Path], model: Path, level: float, excel_safe: bool) -> None:
     """Refuse what cannot work before anything is loaded."""
-    writable(out, data, model)
+    writable(out, *data, model)
     if excel_safe and out.suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"--excel-safe is for .csv and .tsv files, which spreadsheets open, got {out}; leave it out")
     if not 0 < level < 1:

@@ -37,7 +37,7 @@ def score(
     """
     predict(
         file,
-        inputs,
+        [inputs],
         out,
         factory=factory,
         key=key,

@@ -40,22 +40,40 @@ class Sample:
     """A random sample of the rows of a stream, of bounded size (Vitter's algorithm R)."""
 
     def __init__(self, most: int = MOST, seed: int = 0) -> None:
-        self.most, self.seen = most, 0
-        self.random = np.random.default_rng(seed)
+        self.most, self.seed, self.seen = most, seed, 0
         self.rows: list[Tensor] = []
 
     def add(self, x: Tensor) -> None:
         """Rows (N, P) that come next."""
-        for row in x:
-            self.seen += 1
-            if len(self.rows) < self.most:
-                self.rows.append(row)
-            elif (place := int(self.random.integers(self.seen))) < self.most:
-                self.rows[place] = row
+        rows = drawn(self.seen, len(x), self.most, self.seed).rows
+        self.add_drawn(x[torch.from_numpy(rows).to(x.device)], len(x))
+
+    def add_drawn(self, x: Tensor, count: int) -> None:
+        """Of `count` rows that come next those that `drawn` names, (rows, P)."""
+        places = drawn(self.seen, count, self.most, self.seed).places
+        for place, row in zip(places.tolist(), x, strict=True):
+            self.rows[place : place + 1] = [row]  # one that is there already, or the next
+        self.seen += count
 
     def __call__(self) -> Tensor:
         """(at most `most`, P)."""
         return torch.stack(self.rows)
+
+
+class Drawn(NamedTuple):
+    """Rows of a batch that a sample takes up, and whose places they take, both (rows,)."""
+
+    rows: np.ndarray
+    places: np.ndarray
+
+
+def drawn(seen: int, count: int, most: int = MOST, seed: int = 0) -> Drawn:
+    """Which of `count` rows a sample takes up after it has seen so many: known without what came before them."""
+    after = np.arange(seen + 1, seen + count + 1)  # rows seen, this one among them
+    places = np.random.default_rng([seed, seen]).integers(after)
+    places = np.where(after <= most, after - 1, places)
+    rows = np.flatnonzero(places < most)
+    return Drawn(rows, places[rows])
 
 
 def drifts(encoder: Encoder, train: Tensor, new: Tensor, level: float = _LEVEL) -> list[Drift]:

@@ -95,6 +95,7 @@ class Reading:
         resize: whether images of another size are resized.
         mean: that pixels from 0 to 1 were normalised with in training; None: 0.
         std: likewise; None: 1.
+        also: files of the same table that come after the first, in their order.
     """
 
     keep: tuple[str, ...] = ()
@@ -102,6 +103,7 @@ class Reading:
     resize: bool = False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    also: tuple[Path, ...] = ()
 
     def given(self, *names: str) -> str:
         """Those options that differ from their defaults, as they are typed; empty where none does."""

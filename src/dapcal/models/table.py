@@ -110,7 +110,7 @@ class TableModel:
             first_row: what errors call the first row.
         """
         encoded = self.encoder(table, first_row)
-        return Predicted(self._table(self.columns(encoded.x, level=level, alpha=alpha)), encoded)
+        return Predicted(self.table(self.columns(encoded.x, level=level, alpha=alpha)), encoded)
 
     def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
         """Predictions at encoded rows (N, P) by name, in the target's unit."""
@@ -119,11 +119,15 @@ class TableModel:
         return in_unit(columns, self.unit) if isinstance(self.target, Numbers) else columns
 
     def read(self, path: Path, reading: Reading = PLAIN) -> Source:
-        """The rows of a file, encoded."""
+        """The rows of files, or of those in folders, encoded."""
+        self.check_reading(reading)
+        return table_files.read(self.encoder, [path, *reading.also], reading.keep)
+
+    def check_reading(self, reading: Reading) -> None:
+        """Refuse options that are not of a table."""
         given = reading.given("batch_size", "resize", "mean", "std")
         if given:
             raise ValueError(f"A table's model takes no {given} (they are for arrays and images); leave them out")
-        return table_files.read(self.encoder, path, reading.keep)
 
     @contextmanager
     def writer(self, path: Path) -> Iterator[Write]:
@@ -131,7 +135,7 @@ class TableModel:
         with table_writer(path) as append:
 
             def write(beside: Mapping[str, Any], columns: Columns) -> int:
-                table = _beside(beside, self._table(columns))
+                table = with_beside(beside, self.table(columns))
                 append(table)
                 return len(table)
 
@@ -233,7 +237,7 @@ class TableModel:
             return split(len(self.held_out.x), torch.Generator().manual_seed(self.recipe.seed))
         return chooses, judges
 
-    def _table(self, columns: Columns) -> pa.Table:
+    def table(self, columns: Columns) -> pa.Table:
         """As it is written, one column a name."""
         written = {name: v for name, v in flat(columns, self.classes).items() if name not in _NOT_WRITTEN}
         named = [", ".join(cells) for cells in written.pop("missing")]
@@ -279,7 +283,7 @@ def restored(stored: Stored, device: str = "cpu") -> TableModel:
     model = TableModel(calibrated, encoder, target, recipe, train, held_out, notes, gaps)
     with refused_if_damaged(stored.path):
         check_halves(calibrated, len(held_out.x))
-        model._table(model.columns(train.x[:1]))
+        model.table(model.columns(train.x[:1]))
     return model
 
 
@@ -326,7 +330,7 @@ def _objects(values: Sequence[Any]) -> np.ndarray:
     return found
 
 
-def _beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:
+def with_beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:
     """Copied columns before the predictions; one of the same name as a prediction gets a mark."""
     marked = {f"input_{name}" if name in predicted.column_names else name: values for name, values in kept.items()}
     if len(marked) < len(kept):

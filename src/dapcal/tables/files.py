@@ -43,7 +43,7 @@ def read(
             near = nearest(name, source.names)
             told = f"did you mean `{near}`?" if near else f"the columns are: {listed(source.names)}"
             raise ValueError(f"{path} has no column `{name}`; {told}")
-    table = _converted(pa.concat_tables(batches_of(source, Path(path))), expected, str(path), 1)
+    table = as_expected(pa.concat_tables(batches_of(source, Path(path))), expected, str(path), 1)
     if not source.untyped:
         return table
     columns, problems = {}, {}
@@ -72,15 +72,20 @@ def stream(path: str | Path, expected: Mapping[str, Kind] | None = None, rows: i
     """
     if rows < 1:
         raise ValueError(f"Expected `rows` of at least 1, got {rows}")
-    source = _open(Path(path), rows)
+    found = batches_of(_open(Path(path), rows), Path(path))
 
     def batches() -> Iterator[pa.Table]:
         first_row = 1
-        for batch in batches_of(source, Path(path)):
-            yield _converted(batch, expected or {}, str(path), first_row)
+        for batch in found:
+            yield as_expected(batch, expected or {}, str(path), first_row)
             first_row += len(batch)
 
     return batches()
+
+
+def unconverted(path: Path) -> Iterator[pa.Table]:
+    """The batches of `stream` as the file has them; `as_expected` makes of each what `stream` gives."""
+    return batches_of(_open(path, BATCH_ROWS), path)
 
 
 def columns_of(path: str | Path) -> tuple[str, ...]:
@@ -157,7 +162,8 @@ def _check_head(path: Path, head: bytes, reader: Callable[[Path, int], Source]) 
         raise ValueError(f"{path} holds binary data (NUL bytes); save the table as text in UTF-8")
 
 
-def _converted(table: pa.Table, expected: Mapping[str, Kind], path: str, first_row: int) -> pa.Table:
+def as_expected(table: pa.Table, expected: Mapping[str, Kind], path: str, first_row: int) -> pa.Table:
+    """A batch with its columns converted; `first_row` is what errors call its first row."""
     return pa.table(
         {
             name: converted(column, expected[name], name, path, first_row) if name in expected else column

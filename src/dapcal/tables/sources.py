@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +46,22 @@ def pieces(table: pa.Table, rows: int) -> Iterator[pa.Table]:
     """A table in parts of at most `rows` rows."""
     for start in range(0, len(table), rows):
         yield table.slice(start, rows)
+
+
+def regular(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of `rows` rows, but for the last, however a file was written."""
+    held: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        for piece in pieces(table, rows):
+            held.append(piece)
+            count += len(piece)
+            if count >= rows:
+                whole = pa.concat_tables(held) if len(held) > 1 else held[0]
+                yield whole.slice(0, rows)
+                held, count = ([whole.slice(rows)], count - rows) if count > rows else ([], 0)
+    if count:
+        yield pa.concat_tables(held)
 
 
 @contextmanager

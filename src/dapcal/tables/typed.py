@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from dapcal import npz
-from dapcal.tables.sources import Source, check_width, pieces
+from dapcal.tables.sources import Source, check_width, pieces, regular
 from dapcal.tables.values import is_number, is_text
 
 _MOST_VALUE = 1 << 20  # bytes of a value, as in a row of a CSV file
@@ -36,9 +36,9 @@ def open_parquet(path: Path, rows: int) -> Source:
 
     def batches() -> Iterator[pa.Table]:
         found = 0
-        for batch in file.iter_batches(batch_size=rows):
+        for batch in regular((pa.Table.from_batches([b]) for b in file.iter_batches(batch_size=rows)), rows):
             found += len(batch)
-            yield from pieces(pa.Table.from_batches([batch]), rows)
+            yield batch
         if found != file.metadata.num_rows:
             raise ValueError(
                 f"{path} is damaged or incomplete ({found} rows where it announces {file.metadata.num_rows}); write or "
@@ -46,6 +46,29 @@ def open_parquet(path: Path, rows: int) -> Source:
             )
 
     return Source(tuple(file.schema_arrow.names), batches, untyped=False)
+
+
+def parquet_rows(path: Path, start: int, stop: int, rows: int) -> Iterator[pa.Table]:
+    """Rows `start` to `stop` (which may lie anywhere in the file), in batches as `open_parquet` has them."""
+    file = pa.parquet.ParquetFile(path, buffer_size=1 << 16)
+    ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)])
+    first, last = int(np.searchsorted(ends, start, "right")), int(np.searchsorted(ends, stop, "left"))
+    skipped = int(ends[first - 1]) if first else 0
+    groups = list(range(first, last + 1))
+    batches = (pa.Table.from_batches([batch]) for batch in file.iter_batches(batch_size=rows, row_groups=groups))
+    yield from regular(_cut(batches, start - skipped, stop - skipped), rows)
+
+
+def _cut(tables: Iterable[pa.Table], start: int, stop: int) -> Iterator[pa.Table]:
+    """Rows `start` to `stop` of tables one after the other."""
+    place = 0
+    for table in tables:
+        part = table.slice(max(start - place, 0), max(stop - max(start, place), 0))
+        if len(part):
+            yield part
+        place += len(table)
+        if place >= stop:
+            return
 
 
 def _check_sizes(metadata: Any, path: Path) -> None:
