@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dapcal.experiments.page.cells import decimal, table
 from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
+from dapcal.experiments.records import DEFAULTS
 from dapcal.files import write_text
 
 OUTLIERS = {"svhn": "SVHN", "cifar100": "CIFAR-100"}
@@ -81,7 +82,9 @@ def _cells(name: str, row: dict[str, Any]) -> list[str]:
 def _made(name: str, run: dict[str, Any]) -> str:
     settings, where = run["settings"], run["environment"]
     trained = f"{settings['train']:,} images, {settings['epochs']} epochs, {settings['test']:,} test images"
-    return f"{name}: {trained}, {where['device'].replace('cpu', 'CPU')}, torch {where['torch']}, {run['seconds']:.0f} s"
+    device = where["device"].replace("cpu", "CPU")
+    earlier = "" if where["defaults"] == DEFAULTS else ", when all pieces weighed the same"
+    return f"{name}: {trained}, {device}, torch {where['torch']}, {run['seconds']:.0f} s{earlier}"
 
 
 def _name(settings: dict[str, Any]) -> str:
