@@ -14,16 +14,25 @@ from pathlib import Path
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import torch
+from torch import nn
 
+import dapcal
+from dapcal.calibration.gap import GapCrossValidation
 from dapcal.engines import Engine, Local, named
 from dapcal.engines.engine import in_order
 from dapcal.engines.nodes import check_versions, nodes_of, versions
+from dapcal.engines.ray import Ray, connected
+from dapcal.likelihoods import Categorical
 from dapcal.models import blocks
+from dapcal.posteriors import ensemble
+from dapcal.posteriors.network import NetworkPosterior
 from ray_cases import SETTINGS, Nodes, cluster
 from table_cases import refused, run, write_houses, write_rows
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [
+    pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning"),  # of networks that have learnt next to nothing
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of Ray's own sockets and logs
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -39,9 +48,11 @@ def nodes() -> Iterator[Nodes]:
             yield found
 
 
-@pytest.fixture(scope="module")
-def engine(nodes: Nodes) -> Engine:
-    return named("ray", nodes.address)
+@pytest.fixture
+def engine(nodes: Nodes) -> Iterator[Ray]:
+    found = connected(nodes.address)
+    yield found
+    found.release()  # the CPUs are the next one's
 
 
 @pytest.fixture(scope="module")
@@ -111,28 +122,78 @@ def test_blocks_hold_the_batches_of_one_machine(folder: Path):
         assert one.to_pydict() == two.to_pydict()
 
 
+def digits(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator)
+    return x, (x[:, 0] + 0.3 * torch.randn(n, generator=generator) > 0).long()
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def members(engine: Engine | str) -> NetworkPosterior:
+    return ensemble.fit(small, Categorical(), digits(200, 0), members=3, epochs=3, engine=engine)
+
+
+def calibrated(posterior: NetworkPosterior, engine: Engine | str | None) -> tuple[dapcal.Calibrated, torch.Tensor]:
+    found = dapcal.calibrate(posterior, train=digits(200, 0), held_out=digits(100, 1), engine=engine)
+    prediction = found(digits(50, 2)[0] * 2)
+    return found, torch.stack([prediction.distance, prediction.ood_score, prediction.epistemic])
+
+
+def same_everywhere(engine: Engine) -> None:
+    """Members, φ, distances and scores on an engine are those of one machine, to the last bit."""
+    here, there = members("local"), members(engine)
+    assert torch.equal(here.outputs(digits(20, 3)[0]), there.outputs(digits(20, 3)[0]))
+    one, two = calibrated(here, None), calibrated(here, engine)
+    assert one[0].phi == two[0].phi
+    assert torch.equal(one[1], two[1])
+
+
+def test_shards_answer_as_one_index():
+    same_everywhere(Local(workers=3))
+
+
+def refit(x: torch.Tensor, y: torch.Tensor) -> NetworkPosterior:
+    return ensemble.fit(small, Categorical(), (x, y), members=2, epochs=2)
+
+
 # On three nodes
 
 
+def there(nodes: Nodes) -> tuple[str, ...]:
+    return ("--engine", "ray", "--address", nodes.address)
+
+
+def test_calibration_on_three_nodes_is_that_of_one(engine: Engine):
+    same_everywhere(engine)
+    gaps = [GapCrossValidation(refit, regions=2, engine=where) for where in ("local", engine)]
+    found = [
+        dapcal.calibrate(refit(*digits(200, 0)), train=digits(200, 0), held_out=digits(100, 1), loss=g) for g in gaps
+    ]
+    assert found[0].phi == found[1].phi
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_three_nodes_write_the_bytes_of_one_machine(suffix: str, engine: Engine, folder: Path, tmp_path: Path):
+def test_three_nodes_write_the_bytes_of_one_machine(suffix: str, nodes: Nodes, folder: Path, tmp_path: Path):
     out = tmp_path / f"out.{suffix}"
-    done = run("predict", folder / "house.dap", folder / f"rows.{suffix}", "-o", out, *KEEP, "--engine", "ray")
+    done = run("predict", folder / "house.dap", folder / f"rows.{suffix}", "-o", out, *KEEP, *there(nodes))
     assert done.exit_code == 0, done.output
     assert out.read_bytes() == (folder / f"one.{suffix}").read_bytes()
     assert done.stdout == told(folder, suffix, out)
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_an_error_is_that_of_the_first_row_and_one_sentence(engine: Engine, folder: Path, tmp_path: Path):
+def test_an_error_is_that_of_the_first_row_and_one_sentence(nodes: Nodes, folder: Path, tmp_path: Path):
     lines = (folder / "rows.csv").read_text().splitlines()
     for row in (9, ROWS - 9):
         lines[row] = lines[row].replace(lines[row].split(",")[1], "wide", 1)
     (tmp_path / "bad.csv").write_text("\n".join(lines))
     call = ("predict", folder / "house.dap", tmp_path / "bad.csv", "-o", tmp_path / "o.csv")
-    here, there = run(*call), run(*call, "--engine", "ray")
-    refused(there, "row 9: column `area` holds 'wide'")
-    assert there.stderr.splitlines()[-1] == here.stderr.splitlines()[-1]
+    one, three = run(*call), run(*call, *there(nodes))
+    refused(three, "row 9: column `area` holds 'wide'")
+    assert three.stderr.splitlines()[-1] == one.stderr.splitlines()[-1]
     assert not (tmp_path / "o.csv").exists()
 
 
@@ -151,7 +212,7 @@ def test_workers_that_are_killed_cost_nothing(engine: Engine, tmp_path: Path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_all_nodes_are_seen_with_their_versions(engine: Engine):
+def test_all_nodes_are_seen_with_their_versions(engine: Ray):
     found = nodes_of()
     assert len(found) == 3
     assert all(node == versions() for node in found.values())
@@ -189,13 +250,13 @@ def test_driver_and_node_killed_and_begun_again(nodes: Nodes, folder: Path, tmp_
     assert not out.with_name("out.parquet.parts").exists()
 
 
-def test_unfinished_blocks_of_other_work_are_not_used(engine: Engine, folder: Path, tmp_path: Path):
+def test_unfinished_blocks_of_other_work_are_not_used(nodes: Nodes, folder: Path, tmp_path: Path):
     out = tmp_path / "out.csv"
     parts = tmp_path / "out.csv.parts"
     parts.mkdir()
     (parts / "manifest.json").write_text('{"model": "another"}')
     (parts / "00000000.arrow").write_bytes(b"of another")
-    done = run("predict", folder / "house.dap", folder / "new.csv", "-o", out, "--engine", "ray")
+    done = run("predict", folder / "house.dap", folder / "new.csv", "-o", out, *there(nodes))
     assert done.exit_code == 0, done.output
     assert "1 finished block of other work (other model, files" in " ".join(done.stderr.split())
     assert len(out.read_text().splitlines()) == 31

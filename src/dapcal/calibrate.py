@@ -31,6 +31,8 @@ from dapcal.distances import Distance, FittedSpace, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
 from dapcal.distances.features import in_place_of, one_pass
 from dapcal.distances.once import searched_once
+from dapcal.distances.spread import Spread
+from dapcal.engines import Engine, named
 from dapcal.ensembles import Evaluated, seen
 from dapcal.inputs import Fields
 from dapcal.likelihoods import Likelihood
@@ -63,6 +65,7 @@ def calibrate(
     scale: Scale | None = None,
     candidates: int = 100,
     seed: int = 0,
+    engine: Engine | str | None = None,
 ) -> Calibrated:
     """Choose φ, so that predictions become as uncertain as they should be away from the training inputs.
 
@@ -92,6 +95,9 @@ def calibrate(
         scale: g(φ); by default `Exp()`.
         candidates: values of φ on the first grid.
         seed: of the split of the held-out data.
+        engine: where features of the training inputs are computed and their neighbours looked for: "ray", the cluster
+            that this machine is a node of, or an engine of `dapcal.engines`; by default here. What comes back holds
+            everything, and is the same.
 
     Returns:
         What the user keeps: call it on inputs.
@@ -113,7 +119,13 @@ def calibrate(
     posterior = reference.posterior
     likelihood = posterior.likelihood
 
-    with shared(posterior.network, train_data.x), shared(posterior.network, first.x), searched_once(first.x):
+    spread = Spread(None if engine is None else named(engine), train_data.x)
+    with (
+        spread.open(),
+        shared(posterior.network, train_data.x),
+        shared(posterior.network, first.x),
+        searched_once(first.x),
+    ):
         adjusted_first = adjust(posterior, first.x)
         base = check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
         chooses = Evaluated(first.x, first.y, base)
@@ -161,13 +173,14 @@ def calibrate(
     else:
         phi, curve = unsearched(evaluate(0.0), scale, guard, float(-reference.log_prob.mean()))
 
-    with shared(posterior.network, second.x):
+    with spread.open(), shared(posterior.network, second.x):
         adjusted_second = adjust(posterior, second.x)
         raw_second, further_second = measured.distance.raw(second.x), raw_in(measured.further, second.x)
     d0_second = measured.distance.combine(raw_second)
     base_second = adjusted_second(torch.zeros_like(d0_second))
     scaling = pieces_of(likelihood, base, raw_first, further_first)
-    weighed = weigh(posterior, adjust, measured, train_data.x, first.x, scaling)
+    with spread.open():
+        weighed = weigh(posterior, adjust, measured, train_data.x, first.x, scaling)
     conformal = pieces_of(likelihood, base_second, raw_second, further_second)
     evidence = fit_evidence(measured.further, scaling, conformal, weighed.weights)
     factor = float(scale(torch.tensor(phi, dtype=torch.float64)))

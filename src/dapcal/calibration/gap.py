@@ -13,6 +13,8 @@ from dapcal.calibration.losses import Loss, Problem
 from dapcal.calibration.reference import as_narrow
 from dapcal.data import Labelled
 from dapcal.distances import fit_distance
+from dapcal.engines import Engine, named
+from dapcal.engines.engine import in_order
 from dapcal.mapped import BLOCK
 from dapcal.types import Posterior
 
@@ -29,11 +31,13 @@ class GapCrossValidation(Loss):
         refit: (inputs, targets) to a posterior of the same kind.
         regions: number of gaps.
         seed: of directions and splits.
+        engine: where posteriors are refitted: "local", or "ray", each as a call on a node of a cluster.
     """
 
     refit: Callable[[Tensor, Tensor], Posterior]
     regions: int = 4
     seed: int = 0
+    engine: Engine | str = "local"
 
     def inputs(self, given: OODInputs | None) -> OODInputs:
         """It brings inputs of its own."""
@@ -46,24 +50,33 @@ class GapCrossValidation(Loss):
     def __call__(self, problem: Problem) -> Callable[[float], Tensor]:
         """Refit once per region; every φ is cheap after that."""
         generator = torch.Generator().manual_seed(self.seed)
-        parts = [self._region(problem, generator) for _ in range(self.regions)]
-        return lambda factor: torch.cat([part(factor) for part in parts])
+        parts = [_parts(problem.train, generator) for _ in range(self.regions)]
+        refits = in_order(named(self.engine), self.refit, _refitted, [kept for _, _, kept in parts])
+        read = [self._region(problem, *part, refit) for part, refit in zip(parts, refits, strict=True)]
+        return lambda factor: torch.cat([part(factor) for part in read])
 
-    def _region(self, problem: Problem, generator: torch.Generator) -> Callable[[float], Tensor]:
-        train = problem.train
-        gap, rest = gap_split(train.x, generator)
-        rest = rest[torch.randperm(len(rest), generator=generator)]
-        tenth = max(2, len(rest) // 10)
-        ordinary, kept = train.subset(rest[:tenth]), train.subset(rest[tenth:])
-        posterior = self.refit(kept.x, kept.y)
+    def _region(
+        self, problem: Problem, missing: Labelled, ordinary: Labelled, kept: Labelled, posterior: Posterior
+    ) -> Callable[[float], Tensor]:
         if problem.in_domain is not None:
             posterior = problem.in_domain(posterior, ordinary)
         posterior = as_narrow(posterior, problem.share)
         distance = fit_distance(problem.spaces, kept.x, ordinary.x, posterior, kept.y)
-        missing = train.subset(gap)
         probe = Labelled(torch.cat([missing.x, ordinary.x]), torch.cat([missing.y, ordinary.y]))
         adjusted, d0 = problem.adjust(posterior, probe.x), distance(probe.x)
         return lambda factor: -posterior.likelihood.log_prob(adjusted(factor * d0), probe.y)
+
+
+def _parts(train: Labelled, generator: torch.Generator) -> tuple[Labelled, Labelled, Labelled]:
+    """Rows of a region that is left out, ordinary ones beside it, and those that are kept."""
+    gap, rest = gap_split(train.x, generator)
+    rest = rest[torch.randperm(len(rest), generator=generator)]
+    tenth = max(2, len(rest) // 10)
+    return train.subset(gap), train.subset(rest[:tenth]), train.subset(rest[tenth:])
+
+
+def _refitted(refit: Callable[[Tensor, Tensor], Posterior], kept: Labelled) -> Posterior:
+    return refit(kept.x, kept.y)
 
 
 def gap_split(x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

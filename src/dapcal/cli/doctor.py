@@ -22,7 +22,7 @@ def doctor(engine: EngineName = "local", address: Address = None, as_json: Json 
     """
     with output(as_json, quiet) as said:
         check_engine(engine, address)
-        found = {"versions": _versions(), "devices": _devices(), "extras": _extras(), "data": _data()}
+        found: dict[str, Any] = {"versions": _versions(), "devices": _devices(), "extras": _extras(), "data": _data()}
         words = _words(found)
         if engine == "ray":
             found["nodes"] = _nodes(address)

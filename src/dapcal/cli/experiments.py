@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from dapcal.cli.common import FAILED, WRONG, Json, Output, Quiet, end, output, typer
+from dapcal.cli.common import FAILED, WRONG, Address, EngineName, Json, Output, Quiet, check_engine, end, output, typer
 from dapcal.progress import Stages
 
 
@@ -36,12 +36,15 @@ def reproduce(
     parts: Annotated[str | None, typer.Option(help="Parts of the tables, e.g. paper,ours (as above).")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one for each core.")] = None,
     full: Annotated[bool | None, typer.Option("--full", help="All that is left out to save time.")] = None,
+    engine: EngineName = "local",
+    address: Address = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Re-create one experiment of the paper next to ours, from data to figures.
 
-    Long ones go on where they were interrupted. Real data are found through the variable DAPCAL_DATA.
+    Long ones go on where they were interrupted. Real data are found through the variable DAPCAL_DATA. With --engine ray
+    their parts run on the nodes of a Ray cluster, which all see the folder --out and the data.
 
     Example: dapcal reproduce two-moons
     """
@@ -60,13 +63,36 @@ def reproduce(
     if "jobs" in known and jobs is None:
         given["jobs"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     options = {option: value for option, value in given.items() if value is not None}
-    _run([name], out, seed, options, as_json, quiet)
+    if engine != "local" and ("jobs" not in known or jobs is not None):
+        what = (
+            "has no parts to share among nodes" if "jobs" not in known else "has a worker for every CPU of the cluster"
+        )
+        raise end(
+            f"With --engine {engine} {name} {what}; leave out {'--engine' if 'jobs' not in known else '--jobs'}.", WRONG
+        )
+    _run([name], out, seed, options, as_json, quiet, engine, address)
 
 
-def _run(names: list[str], out: Path, seed: int, options: dict[str, Any], as_json: bool, quiet: bool) -> None:
+def _run(
+    names: list[str],
+    out: Path,
+    seed: int,
+    options: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+    engine: str = "local",
+    address: str | None = None,
+) -> None:
     if out.exists() and not out.is_dir():
         raise end(f"Expected a folder for --out, but {out} is a file; name another.", WRONG)
     with output(as_json, quiet) as said:
+        check_engine(engine, address)
+        if engine == "ray":
+            from dapcal.engines.ray import connected
+
+            cluster = connected(address)
+            options |= {"jobs": max(cluster.workers, 2), "elsewhere": cluster.submit}  # of one job nothing leaves here
+            out = out.resolve()
         try:
             page = _write(names, out, seed, options, said)
         except KeyboardInterrupt:

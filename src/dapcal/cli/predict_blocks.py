@@ -75,6 +75,7 @@ def predicted_in_blocks(
             tally.add(answer.counted, answer.columns, answer.targets)
             said.progress("predicting", tally.rows, None if total is None else max(total, tally.rows))
         all_written(tally.rows, write.rows, data)
+    engine.release()
     parts.remove()
     said.progress("predicting", tally.rows, tally.rows)
     for note in filter(None, [*met.notes(), formulas.note(), tally.problem()]):

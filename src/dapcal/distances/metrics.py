@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import median_distance
+from dapcal.distances.spread import neighbors
 from dapcal.storing import Stores
 from dapcal.types import NeighborIndex
 
@@ -65,7 +66,7 @@ class NearestNeighbor:
 
     def __call__(self, points: Tensor) -> Tensor:
         """(N,)."""
-        return self.index.query(points, self.k)[0][:, -1]
+        return neighbors(self.index, points, self.k)[0][:, -1]
 
     def joint(self, points: Tensor) -> Tensor:
         """Scalar."""

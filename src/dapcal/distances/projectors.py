@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dapcal.distances.features import Features, LayerFeatures, MemberFeatures
+from dapcal.distances.spread import projected
 from dapcal.mapped import finite_rows, is_mapped, joined, largest_like
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
@@ -41,7 +42,9 @@ def fitted(projector: Projector | ProjectorRecipe, train: Tensor, posterior: Pos
 
 
 def project(projector: Projector, x: Tensor, batch_size: int = 512) -> Tensor:
-    """Points (N, P) of a batch of inputs, checked, without gradients."""
+    """Points (N, P) of a batch of inputs, checked, without gradients; of training inputs maybe on several machines."""
+    if not isinstance(projector, Identity) and (elsewhere := projected(project, projector, x)) is not None:
+        return elsewhere
     with torch.no_grad():
         # features come in batches of their own, so that all who ask for them share a pass over x; inputs in a file of
         # ours need no copy

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from dapcal.engines.local import Local
 
 Held = TypeVar("Held")
+HeldBy = TypeVar("HeldBy", covariant=True)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -42,11 +43,15 @@ class Engine(Protocol):
         """Workers that hold `make(part)`, one for every part, until they are ended."""
         ...
 
+    def release(self) -> None:
+        """Let workers that wait for the next call go."""
+        ...
 
-class Holders(Protocol[Held]):
+
+class Holders(Protocol[HeldBy]):
     """Workers with something of their own each."""
 
-    def ask(self, work: Callable[[Held, Item], Result], item: Item) -> list[Result]:
+    def ask(self, work: Callable[[HeldBy, Item], Result], item: Item) -> list[Result]:
         """`work(held, item)` of every worker, in their order."""
         ...
 

@@ -32,6 +32,9 @@ class Local:
         """As `Engine.hold`."""
         return LocalHolders([make(part) for part in parts])
 
+    def release(self) -> None:
+        """There are none."""
+
 
 @dataclass(frozen=True)
 class LocalHolders(Generic[Held]):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from dapcal.engines.nodes import check_versions, connect, cpus, library, nodes_of, versions
-from dapcal.engines.ray_holders import RayHolders
+from dapcal.engines.ray_holders import Keepers, RayHolders
 
 Held = TypeVar("Held")
 Item = TypeVar("Item")
@@ -40,17 +40,22 @@ def connected(address: str | None = None) -> Ray:
     return Ray(cpus())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ray:
-    """A cluster that this process is connected to (a `dapcal.engines.Engine`)."""
+    """A cluster that this process is connected to (a `dapcal.engines.Engine`).
+
+    Workers stay for the next call, as each takes seconds to start, until `release` or until nobody has this object.
+    """
 
     workers: int
+    _idle: list[Any] = field(default_factory=list, repr=False)
+    _keepers: Keepers = field(default_factory=Keepers, repr=False)
 
     def each(
         self, held: Held, work: Callable[[Held, Item], Result], items: Iterable[Item]
     ) -> Iterator[tuple[int, Result]]:
         """As `Engine.each`, in the order in which items are finished."""
-        crew = _Crew(library().put((held, work, versions())))
+        crew = _Crew(library().put((held, work, versions())), self._idle)
         try:
             for _ in range(self.workers):
                 crew.hire()
@@ -60,7 +65,14 @@ class Ray:
 
     def hold(self, make: Callable[[Item], Held], parts: Sequence[Item]) -> RayHolders[Held]:
         """As `Engine.hold`, one actor for every part."""
-        return RayHolders(make, parts)
+        return RayHolders(self._keepers, make, parts)
+
+    def release(self) -> None:
+        """Let workers and what they hold go; the CPUs are free for others."""
+        for actor in self._idle:
+            library().kill(actor)
+        self._idle.clear()
+        self._keepers.release()
 
     def submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """One call as a task, which is done again where it is lost."""
@@ -113,8 +125,8 @@ class _Hand:
 class _Crew:
     """Workers, and the items between them."""
 
-    def __init__(self, shared: Any) -> None:
-        self.ray, self.shared = library(), shared
+    def __init__(self, shared: Any, idle: list[Any]) -> None:
+        self.ray, self.shared, self.idle = library(), shared, idle
         self.make = self.ray.remote(_Worker).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
         self.hands: list[_Hand] = []
         self.again: deque[_Job] = deque()
@@ -123,15 +135,18 @@ class _Crew:
         self.seen = time.monotonic()  # a sign of life
 
     def hire(self) -> None:
-        """Ask for one more worker; it comes when and where a CPU is free."""
-        hand = _Hand(self.make.remote())
+        """Ask for one more worker, or take one that is idle; it comes when and where a CPU is free."""
+        hand = _Hand(self.idle.pop() if self.idle else self.make.remote())
         hand.owes[hand.actor.begin.remote(self.shared)] = None
         self.hands.append(hand)
 
     def dismiss(self) -> None:
-        """End all of them."""
+        """Those that have done all they were given are idle; the others end."""
         for hand in self.hands:
-            self.ray.kill(hand.actor)
+            if hand.begun and not hand.owes:
+                self.idle.append(hand.actor)
+            else:
+                self.ray.kill(hand.actor)
 
     def results(self, items: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """All items with their results; after an error, those before it, as one of them may have an earlier one."""

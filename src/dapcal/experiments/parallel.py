@@ -23,14 +23,18 @@ Submit = Callable[..., Future[Any]]
 
 
 @contextmanager
-def processes(jobs: int) -> Iterator[Submit]:
+def processes(jobs: int, elsewhere: Submit | None = None) -> Iterator[Submit]:
     """Processes that start afresh (a forked torch may hang); for one job calls are done here, at once.
 
     An error or interrupt inside the block ends the others, and so does the death of this process.
 
     Args:
         jobs: processes at a time.
+        elsewhere: who takes calls in place of processes of this machine, e.g. a cluster.
     """
+    if elsewhere is not None:
+        yield elsewhere
+        return
     if jobs <= 1:
         yield _done_here
         return

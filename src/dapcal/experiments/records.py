@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class Run:
         parts: of its table that are made, where an experiment has several; None for all.
         jobs: processes at a time.
         full: without what was cut to save time.
+        elsewhere: takes calls in place of processes of this machine; None: nobody.
         progress: told of steps done.
         say: told of finished parts, one line each.
     """
@@ -58,6 +60,7 @@ class Run:
     parts: tuple[str, ...] | None = None
     jobs: int = 1
     full: bool = False
+    elsewhere: Callable[..., Future[Any]] | None = None
     progress: Stages = lambda *_: None
     say: Callable[[str], None] = lambda _: None
 

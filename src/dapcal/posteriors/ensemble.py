@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from dapcal.data import Data, Labelled, in_memory
+from dapcal.engines import Engine, named
+from dapcal.engines.engine import in_order
 from dapcal.likelihoods import Gaussian, Likelihood
 from dapcal.networks import plain, reading, take
 from dapcal.posteriors import map as map_posterior
@@ -29,6 +31,7 @@ def fit(
     prior_scale: float | Mapping[str, float] = 1.0,
     seed: int = 0,
     folder: str | Path | None = None,
+    engine: Engine | str = "local",
     **options: Unpack[Options],
 ) -> NetworkPosterior:
     """Train M networks by `dapcal.posteriors.map.fit`, each from initial weights and batches of its own.
@@ -46,6 +49,7 @@ def fit(
         prior_scale: σ0, one or by name pattern.
         seed: member m has seed · M + m, so that ensembles of one size with other seeds share no member.
         folder: holds a checkpoint of each member (member-0, member-1, …), from which an interrupted call goes on.
+        engine: where members are trained: "local", or "ray", each as a call on a node of a cluster; they are the same.
         options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`, but `checkpoint`. A
             function `progress` gets the epochs of one member after the other.
     """
@@ -58,23 +62,24 @@ def fit(
         raise ValueError(f"Expected `members` >= 1, got {members}")
     if options.get("checkpoint") is not None:
         raise ValueError("Every member has a checkpoint of its own; give their `folder` in place of `checkpoint`")
-    trained: list[tuple[nn.Module, Likelihood]] = []
-    fields, source = None, train
-    for number in range(members):
+    if engine != "local" and options.get("progress"):
+        raise ValueError("Members that are trained elsewhere tell no progress; leave `progress` out")
+    first = _made(make, seed * members)
+    _, fields, taken = take(first, {"train": train, "held_out": options.get("held_out")}, loaders=True)
+    source, options["held_out"] = in_memory(taken["train"], "train"), taken["held_out"]  # for all members
+
+    def member(first: nn.Module, number: int) -> tuple[nn.Module, Likelihood]:
         own: Options = {**options}
         if folder is not None:
             own["checkpoint"] = Path(folder) / f"member-{number}"
         if options.get("progress") is True:
             own["progress"] = Bar(f"member {number + 1}/{members}")
         alone = seed * members + number
-        network = _made(make, alone)
-        if number == 0:  # all members take what the first does
-            _, fields, taken = take(network, {"train": train, "held_out": options.get("held_out")}, loaders=True)
-            source, options["held_out"] = in_memory(taken["train"], "train"), taken["held_out"]
-        own["held_out"] = options["held_out"]
-        network = reading(plain(network), fields)
-        member = map_posterior.fit(network, likelihood, source, prior_scale=prior_scale, seed=alone, **own)
-        trained.append((member.network, member.likelihood))
+        network = reading(plain(_made(make, alone) if number else first), fields)
+        found = map_posterior.fit(network, likelihood, source, prior_scale=prior_scale, seed=alone, **own)
+        return found.network, found.likelihood
+
+    trained = in_order(named(engine), first, member, range(members))
     return of([network for network, _ in trained], pooled([own for _, own in trained]))
 
 

@@ -63,7 +63,7 @@ def run_plan(plan: Plan, this: Run) -> Outcome:
 def _records(plan: Plan, this: Run, units: list[Unit]) -> list[dict[str, Any]]:
     """One record for each split, in the order of the units; the largest data sets are trained first."""
     total, done = sum(len(unit.splits) for unit in units), 0
-    with processes(this.jobs) as submit:
+    with processes(this.jobs, this.elsewhere) as submit:
         trainings = {
             submit(_train, plan, unit, this.seed, this.work): unit
             for unit in sorted(units, key=lambda unit: -len(plan.load(unit.table).x))

@@ -42,7 +42,7 @@ def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
 
     threads = max(1, torch.get_num_threads() // this.jobs)
     places = [(task, seed, this.work / f"seed-{seed}", this.device, threads) for seed in seeds]
-    with processes(this.jobs) as submit:
+    with processes(this.jobs, this.elsewhere) as submit:
         for stage in Bench.stages(task, this.parts) if this.jobs > 1 else []:  # else rows train what they need
             for _ in looks([submit(_train, *place, name) for name in stage for place in places]):
                 tell()

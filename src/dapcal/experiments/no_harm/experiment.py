@@ -28,7 +28,7 @@ def run_plan(plan: Plan, this: Run) -> Outcome:
     remove_parts(this.work)
     cases = plan.chosen(this.parts, this.seeds)
     pairs = [(case, this.seed + seed) for case in cases for seed in case.seeds]
-    with processes(this.jobs) as submit:
+    with processes(this.jobs, this.elsewhere) as submit:
         calls = [submit(_one, plan, case, seed, this.work) for case, seed in pairs]
         done = 0
         for finished in looks(calls):
