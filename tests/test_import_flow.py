@@ -25,6 +25,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
             "dapcal.data", "dapcal.files", "dapcal.interpolation", "dapcal.mapped", "dapcal.progress", "dapcal.png",
             "dapcal.moving",
             "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container", "dapcal.signing", "dapcal.visible",
+            "dapcal.blocks", "dapcal.in_file",
         ),
     },
     {"engines": ("dapcal.engines",)},  # where work runs; they know nothing of what it is
@@ -40,7 +41,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics", "dapcal.label_metrics")},
     {"calibration": ("dapcal.calibration",)},
     {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
-    {"calibrate": ("dapcal.calibrate", "dapcal.artifact", "dapcal.reading", "dapcal.beside")},
+    {"calibrate": ("dapcal.calibrate", "dapcal.artifact", "dapcal.reading", "dapcal.trying", "dapcal.beside")},
     {
         "adapters": ("dapcal.adapters",),
         "detectors": ("dapcal.detectors",),

@@ -53,7 +53,7 @@ def given(kind: str) -> tuple[Path, str, list[str]]:
 def test_a_command_reads_its_artefact_once(command: str, kind: str, monkeypatch: pytest.MonkeyPatch):
     reads, digests = [], []
     honest, hashed = container.read, container.Content.check
-    monkeypatch.setattr(container, "read", lambda path: reads.append(path) or honest(path))
+    monkeypatch.setattr(container, "read", lambda path, *rest: reads.append(path) or honest(path, *rest))
     monkeypatch.setattr(container.Content, "check", lambda content: digests.append(1) or hashed(content))
     monkeypatch.setattr(dapcal.serve, "run", lambda *arguments, **named: None)
     model, data, options = given(kind)

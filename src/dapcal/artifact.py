@@ -3,7 +3,9 @@
 Stored: the posterior's draws and moments, the likelihood, projectors, training points, radii, φ, the calibration curve
 and held-out scores. Not stored: the network's code (give the model again) and callables that you wrote (a projector, a
 likelihood, a function that returns stacked predictions: give them again). Opening checks format, version, checksum and
-finiteness; loading checks names, shapes and dtypes against the model. Whoever saves may add a description (`about`) and
+finiteness; loading checks names, shapes and dtypes against the model. The training points of a large index and large
+attachments stay in the file: they are mapped into memory, and checked block by block when they are first used
+(`dapcal.in_file`). Whoever saves may add a description (`about`) and
 tensors (`attachments`), which come back as they were: what a table's columns mean, training rows to show. A checksum
 tells that a file is as it was written; who wrote it, only a signature tells (`dapcal.signing`).
 
@@ -14,8 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +26,11 @@ import torch
 from torch import Tensor, nn
 
 from dapcal import container, likelihoods
+from dapcal.blocks import all_finite
 from dapcal.calibrate import Calibrated
+from dapcal.in_file import InFile, checked
 from dapcal.networks import frozen_copy
-from dapcal.reading import build
+from dapcal.reading import build, left_in_file
 from dapcal.records import DapcalWarning
 from dapcal.saving import ATTACHED, FORMAT, VERSION, save
 from dapcal.signing import verifier
@@ -60,21 +65,30 @@ def load(
 
 
 def open(path: str | Path, key: str | Path | Ed25519PublicKey | None = None) -> Stored:
-    """Read and check a file, once: what stands beside the posterior needs no model; `key` as in `load`."""
-    description, tensors = _read(Path(path), key)
+    """Read and check a file, once: what stands beside the posterior needs no model; `key` as in `load`.
+
+    Large tensors that stay in the file are checked when they are used, or by `Stored.check`.
+    """
+    description, content = _read(Path(path), key)
+    tensors = content.tensors
     attachments = {n.removeprefix(ATTACHED): t for n, t in tensors.items() if n.startswith(ATTACHED)}
     own = {n: t for n, t in tensors.items() if not n.startswith(ATTACHED)}
-    return Stored(path, description.get("about", {}), attachments, description["tree"], own)
+    is_signed = content.signature is not None
+    return Stored(path, description.get("about", {}), attachments, description["tree"], own, content.version, is_signed)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored:
-    """A file that was read and found to be whole.
+    """A file that was read and found to be whole, as far as it was read.
 
     Attributes:
         path: where it was read.
         about: what whoever saved it says of it, as JSON holds it.
         attachments: tensors that were saved beside the posterior.
+        tree: what the posterior is made of.
+        tensors: of the posterior, by their place in the tree.
+        version: of the file's format.
+        is_signed: by whomever; by the key where one was asked for.
     """
 
     path: str | Path
@@ -82,6 +96,8 @@ class Stored:
     attachments: dict[str, Tensor]
     tree: Any
     tensors: dict[str, Tensor]
+    version: int
+    is_signed: bool
 
     def calibrated(
         self,
@@ -96,14 +112,19 @@ class Stored:
         place = _device_of(model) if device is None else torch.device(device)
         return build(self.tree, self.tensors, model, projector, likelihood, place, self.path)
 
+    def check(self) -> None:
+        """Read what has stayed in the file, all of it; a ValueError names the first block that is damaged."""
+        for tensor in (*self.tensors.values(), *self.attachments.values()):
+            checked(tensor)
 
-def _read(path: Path, key: str | Path | Ed25519PublicKey | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+
+def _read(path: Path, key: str | Path | Ed25519PublicKey | None) -> tuple[dict[str, Any], container.Content]:
     if path.is_dir():
         raise IsADirectoryError(f"Expected a file that dapcal saved, but {path} is a folder; name the file")
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}")
     with _damage_told(path):
-        content = container.read(path)
+        content = container.read(path, partial(_may_stay, path))
     description = _description(content.text, path)
     version = description.get("version")
     if description.get("format") != FORMAT or version not in VERSIONS:
@@ -117,10 +138,11 @@ def _read(path: Path, key: str | Path | Ed25519PublicKey | None) -> tuple[dict[s
     if version != content.version or not {"tree", "about"} <= set(description):
         raise ValueError(f"{path} was changed after it was saved (its description lacks a part); save it again")
     # the curve alone may hold NaN or inf: where weights overflow the loss is not defined
-    infinite = [n for n, t in content.tensors.items() if ".curve." not in n and not t.isfinite().all()]
+    read = {n: t for n, t in content.tensors.items() if ".curve." not in n and not isinstance(t, InFile)}
+    infinite = [name for name, tensor in read.items() if not all_finite(tensor)]
     if infinite:
         raise ValueError(f"{path} holds NaN or inf in {infinite[:4]}; calibrate again")
-    return description, content.tensors
+    return description, content
 
 
 def _check_signature(content: container.Content, path: Path, key: str | Path | Ed25519PublicKey | None) -> None:
@@ -161,6 +183,12 @@ def _description(text: str, path: Path) -> dict[str, Any]:
     if not isinstance(description, dict) or not isinstance(description.get("about", {}), dict):
         raise ValueError(f"{path} was changed after it was saved (its description is not a JSON object); save it again")
     return description
+
+
+def _may_stay(path: Path, text: str, names: Collection[str]) -> set[str]:
+    """Those of large tensors that may stay in the file: attachments, and what a class says so of."""
+    said = left_in_file(_description(text, path).get("tree"))
+    return {name for name in names if name in said or name.startswith(ATTACHED)}
 
 
 def _device_of(model: Any) -> torch.device:

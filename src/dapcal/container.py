@@ -2,29 +2,33 @@
 
 The layout is that of safetensors: the length of the header in eight bytes, the header as JSON, the tensors' bytes one
 after the other. A tensor is one contiguous piece that begins at a multiple of its element size, the data begin at a
-page, so that all of it can be mapped into memory. The header holds a checksum of every block of `BLOCK` bytes of a
-tensor, and one of itself: a block can be checked without the others, and a signature of the header is one of all.
+page, so that all of it can be mapped into memory. The header holds a checksum of every block of a tensor
+(`dapcal.blocks`), and one of itself: a block can be checked without the others, and a signature of the header is one of
+all. So large tensors may stay in the file until they are used (`dapcal.in_file`).
 
-Files of version 1 have one checksum of everything.
+Files of version 1 have one checksum of everything, and are read whole.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
+import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 22  # bytes under one checksum
+from dapcal import blocks, in_file
+from dapcal.blocks import Changed, Damaged
+
+LARGE = 1 << 24  # bytes from which on a tensor may stay in its file
 TEXT, BLOCKS, SEAL, SIGNATURE = "dapcal", "blocks", "sha256", "signature"  # of the header's metadata
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -32,21 +36,30 @@ _DTYPES = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _PAGE = 4096
-_AT_ONCE = 1 << 26  # a file up to this size is read in one go
 _MOST_HEADER = 100_000_000  # as in safetensors
 _MOST_DIMENSIONS, _MOST_ENTRIES = 32, 2**48  # of a tensor; one without entries may still have a long side
 
 
-class Damaged(ValueError):
-    """A file that is not what it should be; in words that complete a sentence."""
-
-
-class Changed(Damaged):
-    """A file whose checksum does not match."""
-
-
 class Foreign(ValueError):
     """A file of another program's."""
+
+
+class Place(NamedTuple):
+    """Where a tensor is in a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # its first byte
+
+    @property
+    def nbytes(self) -> int:
+        """That it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether it can be used where it is."""
+        return self.begin % self.dtype.itemsize == 0 == blocks.BLOCK % self.dtype.itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +69,7 @@ class Content:
     Attributes:
         metadata: texts by name, the description among them.
         entries: types, shapes and places of the tensors, as the header has them.
-        tensors: by name.
+        tensors: by name; those that stay in the file check themselves when they are used.
     """
 
     metadata: dict[str, str]
@@ -84,15 +97,15 @@ class Content:
         return digest(self.text, self.tensors) if self.version == 1 else _seal(self.entries, self.metadata)
 
     def check(self) -> None:
-        """Raise `Changed` where something is not as it was written."""
+        """Raise `Changed` where something is not as it was written, but for what stays in the file."""
         if self.seal.hex() != self.metadata.get(SEAL):
             raise Changed("its checksum does not match")
         if self.version == 1:
             return
-        blocks = _parsed(self.metadata[BLOCKS])
-        _expect(isinstance(blocks, dict) and set(blocks) == set(self.tensors), "its checksums are of other tensors")
+        written = _checksums(self.metadata)
+        _expect(set(written) == set(self.tensors), "its checksums are of other tensors")
         for name, tensor in self.tensors.items():
-            if blocks[name] != _checksums(tensor):
+            if not isinstance(tensor, in_file.InFile) and written[name] != blocks.checksums(tensor):
                 raise Changed(f"the checksum of {name[:60]!r} does not match")
 
 
@@ -106,7 +119,7 @@ def write(file: BinaryIO, text: str, tensors: Mapping[str, Tensor], sign: Callab
         sign: makes a signature of a checksum.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), -item[1].nbytes, item[0]))
-    entries, blocks, place = {}, {}, 0
+    entries, checksums, place = {}, {}, 0
     for name, tensor in ordered:
         if tensor.dtype not in _NAMES:
             raise TypeError(f"Cannot store numbers of type {tensor.dtype} ({name}); convert them, e.g. to float32")
@@ -114,35 +127,40 @@ def write(file: BinaryIO, text: str, tensors: Mapping[str, Tensor], sign: Callab
         entries[name] = {
             "dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]
         }  # fmt: skip
-        blocks[name] = _checksums(tensor)
+        checksums[name] = blocks.checksums(tensor)
         place = end
-    metadata = {TEXT: text, BLOCKS: json.dumps(blocks)}
+    metadata = {TEXT: text, BLOCKS: json.dumps(checksums)}
     seal = _seal(entries, metadata)
     metadata[SEAL] = seal.hex()
     if sign is not None:
         metadata[SIGNATURE] = sign(seal)
     header = json.dumps({"__metadata__": metadata, **entries}).encode()
-    header += b" " * (-(8 + len(header)) % (_PAGE if place > BLOCK else 8))
+    header += b" " * (-(8 + len(header)) % (_PAGE if place > blocks.BLOCK else 8))
     file.write(struct.pack("<Q", len(header)) + header)
     for _, tensor in ordered:
-        for block in _blocks(tensor):
+        for block in blocks.blocks(tensor):
             file.write(block)
 
 
-def read(path: Path) -> Content:
-    """Read a file whose sizes agree with each other; nothing is built that is larger than the file."""
-    with path.open("rb") as opened:
-        size = path.stat().st_size
-        file: BinaryIO = io.BytesIO(opened.read()) if size <= _AT_ONCE else opened
+def read(path: Path, may_stay: Callable[[str, Collection[str]], Collection[str]] = lambda *_: ()) -> Content:
+    """Read a file whose sizes agree with each other; nothing is built that is larger than the file.
+
+    Args:
+        path: the file.
+        may_stay: says from the description and the names of large tensors which of these may stay in the file.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
         header, start = _header(file, size)
         metadata = header.pop("__metadata__", {})
         _expect(isinstance(metadata, dict), "its metadata are not a table")
         _expect(all(isinstance(value, str) for value in metadata.values()), "its metadata are not texts")
-        places = _places(header, size - start)
+        places = _places(header, start, size)
         if TEXT not in metadata:
             raise Foreign
-        tensors = {name: _tensor(file, start, *place) for name, place in places.items()}
-    return Content(metadata, header, tensors)
+        tensors = _staying(path, file, places, metadata, may_stay)
+        tensors |= {name: _tensor(file, *place) for name, place in places.items() if name not in tensors}
+    return Content(metadata, header, {name: tensors[name] for name in places})
 
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> bytes:
@@ -151,7 +169,7 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> bytes:
     for name in sorted(tensors):
         tensor = tensors[name]
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        for block in _blocks(tensor):
+        for block in blocks.blocks(tensor):
             found.update(block)
     return found.digest()
 
@@ -196,8 +214,8 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _places(entries: dict[str, Any], size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...], int]]:
-    """Type, shape and first byte of every tensor; together they fill the data without a gap."""
+def _places(entries: dict[str, Any], start: int, size: int) -> dict[str, Place]:
+    """Where the tensors are; together they fill the file from `start` on without a gap."""
     found, ends = {}, []
     for name, entry in entries.items():
         fits = isinstance(entry, dict) and set(entry) == {"dtype", "shape", "data_offsets"}
@@ -214,35 +232,51 @@ def _places(entries: dict[str, Any], size: int) -> dict[str, tuple[torch.dtype, 
         _expect(
             math.prod(shape) * dtype.itemsize == offsets[1] - offsets[0], f"{name[:60]!r} has not the declared size"
         )
-        found[name] = dtype, tuple(shape), offsets[0]
+        found[name] = Place(dtype, tuple(shape), start + offsets[0])
         ends.append(offsets)
     place = 0
     for begin, end in sorted(ends):
         _expect(begin == place, "its tensors overlap or leave a gap")
         place = end
-    _expect(place == size, f"it has {size} bytes of tensors in place of {place}")
+    _expect(place == size - start, f"it has {size - start} bytes of tensors in place of {place}")
     return found
 
 
-def _tensor(file: BinaryIO, start: int, dtype: torch.dtype, shape: tuple[int, ...], place: int) -> Tensor:
+def _staying(
+    path: Path,
+    file: BinaryIO,
+    places: Mapping[str, Place],
+    metadata: Mapping[str, str],
+    may_stay: Callable[[str, Collection[str]], Collection[str]],
+) -> dict[str, Tensor]:
+    """The tensors that stay in the file: large ones, each of whose blocks can be checked by itself."""
+    large = {name: place for name, place in places.items() if place.nbytes >= max(1, LARGE) and place.is_aligned}
+    if not large or BLOCKS not in metadata or not in_file.POSSIBLE:
+        return {}
+    written, staying = _checksums(metadata), may_stay(metadata[TEXT], large)
+    whole = in_file.MappedFile(path, file)
+    return {
+        name: whole.tensor(name, *large[name], written[name])
+        for name in staying
+        if len(written.get(name, ())) == -(-large[name].nbytes // blocks.BLOCK)
+    }
+
+
+def _checksums(metadata: Mapping[str, str]) -> dict[str, list[str]]:
+    """Of the blocks of every tensor."""
+    found = _parsed(metadata[BLOCKS])
+    fits = isinstance(found, dict) and all(isinstance(sums, list) for sums in found.values())
+    _expect(fits, "its checksums are not lists")
+    return dict(found)
+
+
+def _tensor(file: BinaryIO, dtype: torch.dtype, shape: tuple[int, ...], begin: int) -> Tensor:
     tensor = torch.empty(shape, dtype=dtype)
-    file.seek(start + place)
-    for block in _blocks(tensor):
+    file.seek(begin)
+    for block in blocks.blocks(tensor):
         _expect(file.readinto(block) == len(block), "it ends too early")  # type: ignore[attr-defined]
-    if dtype == torch.bool:
-        _expect(bool((tensor.view(torch.uint8) <= 1).all()), "it holds a truth value that is neither 0 nor 1")
+    blocks.check_truth(tensor)
     return tensor
-
-
-def _blocks(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a contiguous tensor, in memory, a block at a time."""
-    if tensor.numel():
-        whole = tensor.reshape(-1).view(torch.uint8).numpy().data
-        yield from (whole[start : start + BLOCK] for start in range(0, len(whole), BLOCK))
-
-
-def _checksums(tensor: Tensor) -> list[str]:
-    return [hashlib.sha256(block).hexdigest() for block in _blocks(tensor)]
 
 
 def _expect(fine: bool, trouble: str) -> None:

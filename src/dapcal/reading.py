@@ -8,7 +8,6 @@ counts as read when it predicts its own example.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,18 +30,18 @@ from dapcal.distances import (
     neighbors,
     projectors,
     radius,
-    raw_in,
     shards,
     spaces,
     tails,
 )  # fmt: skip
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
+from dapcal.in_file import BlockDamaged, checked
 from dapcal.networks import frozen_copy, plain, reading, trees, with_head_last
 from dapcal.posteriors import dropout, linear, network, predictions
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.posteriors.predictions import StackedPredictions
 from dapcal.storing import Stores, check_fields
+from dapcal.trying import predict_example
 
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, inputs, prior,
@@ -83,7 +82,7 @@ def build(
         for part in reader.built.values():  # one row takes few of the branches, so its prediction does not show this
             inputs_of = int(part.feature.max()) if isinstance(part, trees.Trees) else -1
             _expect(inputs_of < calibrated.example.shape[1], "trees")
-        _predict_example(calibrated)
+        predict_example(calibrated)
     return calibrated
 
 
@@ -92,6 +91,8 @@ def refused_if_damaged(path: str | Path) -> Iterator[None]:
     """Whatever goes wrong while parts of a file are put together, as one sentence that names the file."""
     try:
         yield
+    except BlockDamaged:
+        raise
     except Exception as error:
         told = " ".join(str(error).split())[:200] or "no reason given"
         raise ValueError(
@@ -128,7 +129,7 @@ class Reader:
             raise self._damaged(f"something unknown stands at {path[:100]}")
         value = node[mark]
         if mark == "tensor":
-            return self._found(self.tensors, value, path)
+            return checked(self._found(self.tensors, value, path))
         if mark == "float":
             with self._checked():
                 return float.fromhex(value)
@@ -151,7 +152,7 @@ class Reader:
         if kind is None or not isinstance(fields, dict):
             raise self._damaged(f"an unknown part {str(node.get('kind'))[:60]!r} stands at {path[:100]}")
         own = {name for name, part in fields.items() if isinstance(part, dict) and "given" in part}
-        values = {name: self.unpack(part, f"{path}.{name}", depth + 1) for name, part in fields.items()}
+        values = {name: self._field(kind, name, part, f"{path}.{name}", depth) for name, part in fields.items()}
         if "model" in own and not isinstance(values["model"], nn.Module):
             raise TypeError(f"{self.path} holds draws of a network's parameters; pass an nn.Module as `model`")
         with self._checked():
@@ -166,6 +167,11 @@ class Reader:
             self.posterior = self.posterior or built
         self.built[path] = built
         return built
+
+    def _field(self, kind: type, name: str, node: Any, path: str, depth: int) -> Any:
+        """The value of a field; the only one that stays in the file is one of which the class says so."""
+        tensor = staying(kind, name, node)
+        return self.unpack(node, path, depth + 1) if tensor is None else self._found(self.tensors, tensor, path)
 
     def _given(self, node: dict[str, Any]) -> Any:
         if set(node) != {"given", "label", "type"} or not all(isinstance(value, str) for value in node.values()):
@@ -200,6 +206,30 @@ class Reader:
 
     def _damaged(self, trouble: str) -> ValueError:
         return ValueError(f"{self.path} was changed after it was saved ({trouble}); save it again")
+
+
+def left_in_file(tree: Any) -> set[str]:
+    """The names of the tensors in a tree that may stay in the file, because the class that has them says so."""
+    found: set[str] = set()
+    nodes = [tree]
+    while nodes:  # not recursive: how deep a tree is, is not known yet
+        node = nodes.pop()
+        if isinstance(node, dict):
+            kind, fields = _kind(node.get("kind")), node.get("fields")
+            if kind is not None and isinstance(fields, dict):
+                named = (staying(kind, name, part) for name, part in fields.items())
+                found |= {tensor for tensor in named if tensor is not None}
+            nodes += node.values()
+        elif isinstance(node, list):
+            nodes += node
+    return found
+
+
+def staying(kind: type, name: str, node: Any) -> str | None:
+    """The name of the tensor in a field, if it may stay in the file."""
+    stores: Stores = vars(kind)["stores"]
+    tensor = node.get("tensor") if isinstance(node, dict) and name in stores.in_file else None
+    return tensor if isinstance(tensor, str) else None
 
 
 def _kind(name: Any) -> type | None:
@@ -295,21 +325,3 @@ def _check_sizes(built: Any, posterior: Any) -> None:
 def _expect(fine: bool, what: str) -> None:
     if not fine:
         raise ValueError(f"`{what}` is not as the rest of the file has it")
-
-
-def _predict_example(calibrated: Calibrated) -> None:
-    """One prediction, which shows whether shapes, types and numbers go together."""
-    example = calibrated.example
-    with warnings.catch_warnings(action="ignore"), torch.no_grad():
-        if isinstance(calibrated.posterior, StackedPredictions):  # the user's function may cost, or want more inputs
-            raw = [calibrated.distance.raw(example), raw_in(calibrated.evidence.further, example)]
-            pieces = torch.cat([torch.zeros(1, 1), *(part.reshape(-1, 1).cpu() for part in raw)])
-            score = calibrated.evidence.score(pieces.to(calibrated.evidence.center))
-            calibrated.evidence.by_name(pieces.to(calibrated.evidence.center), calibrated.distance.spaces)
-            found = [score, calibrated.evidence.p_value(score), torch.tensor(calibrated.factor)]
-        else:
-            prediction = calibrated(example)
-            prediction.columns()
-            found = [prediction.mean, prediction.variance, prediction.ood_p_value, prediction.distance]
-    if not all(part.isfinite().all() for part in found):
-        raise ValueError("its prediction for a training input is not finite")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from dapcal import container
+from dapcal.blocks import all_finite
 from dapcal.calibration.ood_score import Evidence
 from dapcal.distances import Distance
 from dapcal.distances.projectors import LayerFeatures
@@ -66,11 +67,11 @@ def save(
     signed = None if sign is None else signer(sign)
     tensors: dict[str, Tensor] = {}
     for name, tensor in (attachments or {}).items():
-        if not tensor.isfinite().all():  # loading would take it for a damaged file
+        if not all_finite(tensor):  # loading would take it for a damaged file
             raise ValueError(f"Expected finite `attachments`, got NaN or inf in {name!r}; drop or impute them")
     _check_features(calibrated)
     tree = _pack(calibrated, "calibrated", tensors, {})
-    tensors |= {f"{ATTACHED}{name}": t.detach().cpu().contiguous().clone() for name, t in (attachments or {}).items()}
+    tensors |= {f"{ATTACHED}{name}": _in_memory(tensor) for name, tensor in (attachments or {}).items()}
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
     try:
         with complete_or_absent(path) as part, part.open("wb") as file:
@@ -96,7 +97,7 @@ def _check_features(calibrated: Storable) -> None:
 def _pack(value: Any, path: str, tensors: dict[str, Tensor], before: dict[int, str]) -> Any:
     """A JSON tree; tensors go to the table under their path, and paths of what has been stored before by its id."""
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().contiguous().clone()
+        tensors[path] = _in_memory(value)
         return {"tensor": path}
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -117,6 +118,11 @@ def _pack(value: Any, path: str, tensors: dict[str, Tensor], before: dict[int, s
         f"Cannot store a {type(value).__name__} ({path}): only dapcal's own parts are stored, and projectors, "
         "likelihoods and models are given again at loading"
     )
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """A tensor as it is written; what stays in another file is checked first, all of it."""
+    return tensor.detach().cpu().contiguous()
 
 
 def _pack_field(

@@ -25,11 +25,14 @@ class Stores:
         network: a field that holds the network of the artefact's posterior, which is stored once, as the posterior.
         again: a field that may hold an object that is stored before, as a rule the artefact's posterior; it is stored
             once.
+        in_file: fields that hold a tensor which stays in the file when it is large, until its numbers are asked for
+            (`dapcal.in_file`). The object is built without them, and also from the first rows of all of these.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)
     network: str | None = None
     again: str | None = None
+    in_file: tuple[str, ...] = ()
 
 
 def check_fields(kind: type, given: Mapping[str, Any], unchecked: typing.Container[str] = ()) -> None:

@@ -2,7 +2,8 @@
 
 `run(count, seed)` damages `count` files. A file fails the trial where reading it or predicting from it raises anything
 but a ValueError or OSError of one sentence, takes much memory or time, or where a file that was damaged behind its
-checksum predicts something else. By hand: `python tests/torture/artefacts.py 2000 0`.
+checksum predicts something else. Of files of this version half stay on disk as far as they may (`dapcal.in_file`), in
+blocks of a few numbers, so that damage shows when they are used. By hand: `python tests/torture/artefacts.py 2000 0`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ import dapcal
 import previous_cases
 import test_artifact
 from artefact_bytes import header_and_data, opened, sealed, with_header
-from dapcal import models
+from dapcal import blocks, container, models, trying
 
 MOST_BYTES = 256 << 20  # that reading a file of some kilobytes may take beside what was taken before
 MOST_SECONDS = 60  # a file may ask for ten thousand draws
@@ -66,26 +67,48 @@ class Base:
     name: str
     content: bytes
     predict: Callable[[Path], Tensor]  # reads a file and predicts from it
+    is_mapped: bool = False  # what may stay in the file does
 
 
 @cache
 def bases(further: bool) -> tuple[Base, ...]:
-    """Those of the previous version, the same saved again by this one, and further classes that may be stored."""
+    """Those of the previous version, the same saved again by this one, and further classes that may be stored.
+
+    What this version saves is there twice: read, and staying in its file.
+    """
     found = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(action="ignore"):
         again = Path(folder) / "again.dap"
         for name, predict in _readers().items():
             path = previous_cases.FOLDER / f"{name}.dap"
-            _load(name, path).save(again)
-            found += [Base(name, path.read_bytes(), predict), Base(f"{name}, again", again.read_bytes(), predict)]
+            found.append(Base(name, path.read_bytes(), predict))
+            found += _saved(f"{name}, again", _load(name, path), again, predict)
         for name in FURTHER if further else ():
             posterior, adjust, space = test_artifact.ROUND_TRIPS[name]
-            test_artifact.calibrate(posterior(), adjust, space).save(again)
-            found.append(Base(name, again.read_bytes(), partial(_predicted_further, name)))
+            calibrated = test_artifact.calibrate(posterior(), adjust, space)
+            found += _saved(name, calibrated, again, partial(_predicted_further, name))
         for name, fitted in table_models.KINDS.items() if further else ():
-            fitted().save(again)
-            found.append(Base(name, again.read_bytes(), table_models.predicted))
+            found += _saved(name, fitted(), again, table_models.predicted)
     return tuple(found)
+
+
+def _saved(name: str, model: Any, path: Path, predict: Callable[[Path], Tensor]) -> Iterator[Base]:
+    for is_mapped in (False, True):
+        with staying(is_mapped):
+            model.save(path)
+            yield Base(f"{name}{', mapped' * is_mapped}", path.read_bytes(), predict, is_mapped)
+
+
+@contextmanager
+def staying(is_mapped: bool) -> Iterator[None]:
+    """Have small tensors stay in their file, too, in several blocks."""
+    before = container.LARGE, blocks.BLOCK, trying._ROWS
+    if is_mapped:
+        container.LARGE, blocks.BLOCK, trying._ROWS = 1, 256, 3
+    try:
+        yield
+    finally:
+        container.LARGE, blocks.BLOCK, trying._ROWS = before
 
 
 FURTHER = (
@@ -144,6 +167,11 @@ def _whole(base: Base) -> Tensor:
 def _tried(path: Path, draw: random.Random, among: tuple[Base, ...]) -> str:
     """What is wrong with how a damaged file was received; empty if nothing is."""
     base = draw.choice(among)
+    with staying(base.is_mapped):
+        return _received(path, draw, base)
+
+
+def _received(path: Path, draw: random.Random, base: Base) -> str:
     damage = draw.choice(DAMAGES)
     content = damage(base.content, draw)
     if content == base.content:

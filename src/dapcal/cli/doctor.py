@@ -1,4 +1,4 @@
-"""`dapcal doctor`: what is installed, what runs where, and what is missing."""
+"""`dapcal doctor`: what is installed, what runs where and what is missing; or whether a file is whole."""
 
 from __future__ import annotations
 
@@ -8,20 +8,38 @@ import re
 from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from dapcal.cli.common import Address, EngineName, Json, Quiet, check_engine, output
+from dapcal.cli.common import Address, EngineName, Json, Key, Quiet, check_engine, output, typer
 
 
-def doctor(engine: EngineName = "local", address: Address = None, as_json: Json = False, quiet: Quiet = False) -> None:
+def doctor(
+    file: Annotated[
+        Path | None, typer.Argument(readable=False, help="A saved model, of which every block is checked.")
+    ] = None,
+    key: Key = None,
+    engine: EngineName = "local",
+    address: Address = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
     """Say which versions, devices, extras and data sets are there, and how to get those that are missing.
 
-    With --engine ray also the nodes of a cluster, and what is missing there.
+    With a file, check all of it, also what loading leaves to be checked when it is used, and say what it holds. With
+    --engine ray also the nodes of a cluster, and what is missing there.
 
-    Example: dapcal doctor
+    Example: dapcal doctor house.dap
     """
     with output(as_json, quiet) as said:
         check_engine(engine, address)
+        if file is not None:
+            if engine != "local":
+                raise ValueError("A file is checked on this machine; leave --engine out, or the file")
+            held = _held(file, key)
+            said.result(held, _words_of_file(held))
+            return
+        if key is not None:
+            raise ValueError("Expected a file with --key, got none; name the model that the key is to verify")
         found: dict[str, Any] = {"versions": _versions(), "devices": _devices(), "extras": _extras(), "data": _data()}
         words = _words(found)
         if engine == "ray":
@@ -52,6 +70,50 @@ def _node_words(nodes: dict[str, Any]) -> list[str]:
     )
     lines = [f"node       {name}: {words}" for name, words in zip(nodes, told, strict=True)]
     return lines + [f"node       {node['wrong']}" for node in nodes.values() if node["wrong"]]
+
+
+def _held(path: Path, key: Path | None) -> dict[str, Any]:
+    """What a file holds, all of which was found to be as it was written."""
+    from dapcal import artifact
+
+    stored = artifact.open(path, key)
+    stored.check()
+    groups = {"posterior": stored.tensors, "beside it": stored.attachments}
+    return {
+        "file": str(path),
+        "bytes": path.stat().st_size,
+        "version": stored.version,
+        "signed": stored.is_signed,
+        "kind": stored.about.get("kind"),
+        "tensors": {
+            what: [
+                {"name": name, "shape": list(t.shape), "type": str(t.dtype).removeprefix("torch."), "bytes": t.nbytes}
+                for name, t in sorted(tensors.items(), key=lambda named: -named[1].nbytes)
+            ]
+            for what, tensors in groups.items()
+        },
+    }
+
+
+_SHOWN = 3  # tensors of each group
+
+
+def _words_of_file(held: dict[str, Any]) -> str:
+    signed = "signed" if held["signed"] else "not signed"
+    lines = [f"file       {held['file']}: whole, {_size(held['bytes'])}, format {held['version']}, {signed}"]
+    if held["kind"] is not None:
+        lines.append(f"kind       {held['kind']}")
+    for what, tensors in held["tensors"].items():
+        lines.append(f"{what:<10} {len(tensors)} tensors, {_size(sum(t['bytes'] for t in tensors))}")
+        lines += [
+            f"           {t['name']} {' × '.join(map(str, t['shape']))} {t['type']}, {_size(t['bytes'])}"
+            for t in tensors[:_SHOWN]
+        ]
+    return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"
 
 
 def _versions() -> dict[str, str]:

@@ -103,7 +103,7 @@ class MMD:
     For m new points among N training points the difference of means is m/(N + m) · (μ[ξ] − μ[x]).
     """
 
-    stores = Stores()
+    stores = Stores(in_file=("points",))
 
     points: Tensor
     length_scale: float

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dapcal.distances.faiss_search import is_few, searched, suits
 from dapcal.distances.products import GROUP, Candidates, Products, roundoff_of_sums
+from dapcal.in_file import checked
 from dapcal.storing import Stores
 
 _CACHED = 2**19  # numbers whose distances are computed at a time: 2 MiB
@@ -31,7 +32,7 @@ class TorchIndex:
             copies of the points, centred and as products take them, if these take at most a quarter of it each.
     """
 
-    stores = Stores()
+    stores = Stores(in_file=("points",))
 
     points: Tensor
     memory: int = 2**28
@@ -53,7 +54,8 @@ class TorchIndex:
             raise ValueError(f"Expected `k` between 1 and {total} (training inputs), got {k}")
         if points.ndim != 2 or points.shape[1] != self.points.shape[1]:
             raise ValueError(f"Expected points (N, {self.points.shape[1]}), got {tuple(points.shape)}")
-        points = points.detach().to(self.points)
+        own = checked(self.points)  # every time, as views of them are kept: their file may have been written to
+        points = points.detach().to(own)
         if len(points) <= self._products.block:
             return self._query_block(points, k)
         found = [self._query_block(block, k) for block in points.split(self._products.block)]
@@ -61,7 +63,7 @@ class TorchIndex:
 
     @cached_property
     def _products(self) -> Products:
-        return Products(self.points, self.memory)
+        return Products(checked(self.points), self.memory)
 
     @cached_property
     def _array(self) -> np.ndarray | None:

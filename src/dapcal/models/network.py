@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from dapcal.png import image_png
 from dapcal.posteriors.plain import check_targets
 from dapcal.reading import refused_if_damaged
 from dapcal.records import ALPHA, LEVEL
+from dapcal.trying import with_first_rows
 
 KEPT_HELD_OUT = 2000
 KEPT_BYTES = 64 << 20  # of training data, and of held-out data
@@ -229,7 +230,7 @@ def parts_of(stored: Stored, calibrated: Calibrated) -> dict[str, Any]:
     about, attachments, example = stored.about, stored.attachments, calibrated.example
     (factory,), classes = checked_texts([about["factory"]]), checked_texts(about["classes"])
     one, likelihood = calibrated.posterior.outputs(example)[0], calibrated.posterior.likelihood
-    if classes and len(classes) != calibrated(example).mean.shape[-1]:
+    if classes and len(classes) != with_first_rows(calibrated)(example).mean.shape[-1]:
         raise ValueError(f"it names {len(classes)} classes, not those that it predicts")
     sets = {
         part: check_targets(
@@ -256,7 +257,7 @@ def checked(model: Restored) -> Restored:
         check_halves(model.calibrated, len(model.held_out.x))
     elif rows.dtype != torch.int64 or rows.shape != model.held_out.x.shape[:1]:
         raise ValueError("the places of its held-out inputs are not as many as these")
-    model.columns(model.calibrated.example)
+    replace(model, calibrated=with_first_rows(model.calibrated)).columns(model.calibrated.example)
     return model
 
 

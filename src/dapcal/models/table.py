@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Column, Encoded, Encoder
 from dapcal.tables.targets import Classes, Numbers, TaskName
 from dapcal.tables.writing import writer as table_writer
+from dapcal.trying import with_first_rows
 
 _NUMBERS_AT_ONCE = 2**22  # outputs of all draws that a prediction holds at a time
 _NOT_WRITTEN = ("ood_score",)  # a p-value says it in a unit that people know
@@ -283,7 +284,7 @@ def restored(stored: Stored, device: str = "cpu") -> TableModel:
     model = TableModel(calibrated, encoder, target, recipe, train, held_out, notes, gaps)
     with refused_if_damaged(stored.path):
         check_halves(calibrated, len(held_out.x))
-        model.table(model.columns(train.x[:1]))
+        model.table(replace(model, calibrated=with_first_rows(calibrated)).columns(train.x[:1]))
     return model
 
 

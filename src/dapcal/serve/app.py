@@ -15,6 +15,7 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ValidationError
 
 from dapcal import __version__
+from dapcal.in_file import BlockDamaged
 from dapcal.serve.access import AccessLog
 from dapcal.serve.batching import Batcher
 from dapcal.serve.errors import FieldProblem, Refused, documented, handle_errors
@@ -171,8 +172,8 @@ def _failed(rows: Sequence[tuple[list[str | int], Exception]]) -> Refused:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the model refuses a row; a ValidationError is about its record, not about the row."""
-    return isinstance(error, ValueError) and not isinstance(error, ValidationError)
+    """Whether the model refuses a row; others are about its record, or the model's own file."""
+    return isinstance(error, ValueError) and not isinstance(error, ValidationError | BlockDamaged)
 
 
 def _json(answer: BaseModel) -> Response:
