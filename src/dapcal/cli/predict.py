@@ -115,6 +115,7 @@ def predicted(
     excel_safe: bool = False,
 ) -> None:
     """Read, predict and write, batch by batch, and say how many inputs were flagged."""
+    from dapcal.models.answering import answered
     from dapcal.models.formulas import SUFFIXES, Formulas
     from dapcal.models.tally import Tally, counted
 
@@ -125,8 +126,7 @@ def predicted(
         said.note(note)
     written, tally = 0, Tally(model)
     with model.writer(out) as write:
-        for batch in source.batches:
-            columns = model.columns(batch.x, level=level, alpha=alpha)
+        for batch, columns in answered(model, source, level=level, alpha=alpha):
             beside, told = batch.beside, columns
             if is_sheet:
                 beside = formulas.names(formulas.values(beside))

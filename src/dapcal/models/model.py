@@ -42,6 +42,11 @@ class Model(Protocol):
         """Their names, or those of labels; empty in regression."""
         ...
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether several threads with a batch each are sooner done than one batch after the other by all of them."""
+        ...
+
     def columns(self, x: Tensor, *, level: float = LEVEL, alpha: float = ALPHA) -> Columns:
         """Predictions at inputs (N, ...) by name, numbers in the target's unit and classes by theirs.
 

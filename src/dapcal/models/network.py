@@ -63,6 +63,7 @@ class NetworkModel:
     rows: Tensor | None = None
 
     kind = NETWORK  # as files name it
+    side_by_side = False  # it is of any size, and its steps are long
 
     @property
     def task(self) -> Task:

@@ -95,6 +95,11 @@ class TableModel:
         """Of the target; the network's own in classification."""
         return Unit(self.target.center, self.target.scale) if isinstance(self.target, Numbers) else Unit()
 
+    @property
+    def side_by_side(self) -> bool:
+        """In main memory: networks and trees of tables are small, and take many short steps."""
+        return self.train.x.device.type == "cpu"
+
     def predict(self, table: pa.Table, *, level: float = LEVEL, alpha: float = ALPHA, first_row: int = 1) -> Predicted:
         """Predictions for rows, in their order: one row out for one row in.
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from threading import RLock
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from dapcal.networks.running import running
 from dapcal.networks.tabular import PiecewiseLinear, Scaled
 
 MEMORY = 2**28  # bytes of activations that one step may take, about
+_SWAPPED = RLock()  # while other parameters stand in a module, which every thread would run with
 
 
 def evaluate(
@@ -51,7 +53,8 @@ def evaluate(
     widest = max((p.shape[-2] for p in draws.values() if p.ndim == 3), default=1)  # of the linear layers
 
     def forward(own: dict[str, Tensor], batch: Tensor) -> Tensor:
-        return as_tensor(functional_call(model, {**shared, **own}, (batch,)))
+        with _SWAPPED:
+            return as_tensor(functional_call(model, {**shared, **own}, (batch,)))
 
     caught: dict[str, Rows] = {} if first is None else {name: rows_like(x) for name in first.wanted}
     by_draw: dict[str, Rows] = {} if every is None else {name: rows_like(x, 1) for name in every.by_draw_wanted}
