@@ -16,6 +16,7 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/cli/common.py": {"given"},
     "src/dapcal/saving.py": {"save"},
     "src/dapcal/deploy/programs.py": {"to_onnx"},
+    "src/dapcal/distances/on_disk.py": {"_write"},
     "src/dapcal/experiments/datasets/decoded.py": {"_write"},
     "src/dapcal/experiments/datasets/downloads.py": {"download"},
     "src/dapcal/experiments/page/no_harm.py": {"write"},

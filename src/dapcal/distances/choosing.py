@@ -15,7 +15,7 @@ from dapcal.distances.class_gaussian import ClassGaussian
 from dapcal.distances.outliers import synthetic
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
 from dapcal.distances.radius import check_measurable, fit_radius
-from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance
+from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, indexes_in_words
 from dapcal.distances.verdicts import errors_predicted, farther, verdict
 from dapcal.ensembles import Evaluated, seen
 from dapcal.errors import NothingToCalibrate
@@ -60,7 +60,8 @@ def measure(
             f"Expected `distance` as a dapcal.distances.Space or several, got {type(distance).__name__}; wrap a "
             "projector in Space(projector)"
         )
-    return Measured(tuple(several), fit_distance(several, train, held_out.x, posterior, targets), (), ())
+    fitted = fit_distance(several, train, held_out.x, posterior, targets)
+    return Measured(tuple(several), fitted, (), indexes_in_words(fitted.spaces))
 
 
 def informative(
@@ -118,6 +119,7 @@ def informative(
     if further:
         notes.append(f"further evidence: {', '.join(one.space.name for one in further)}")
     notes.append(f"distances used: {', '.join(one.space.name for one in chosen) or 'none, no space is informative'}")
+    notes += indexes_in_words([one.fitted for one in (*chosen, *further)])
     return Measured(
         spaces=tuple(replace(one.space, radius=radius) for one in chosen),
         distance=Distance(tuple(_with_radius(one.fitted, one.raw, radius) for one in chosen)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,14 @@ def library() -> ModuleType | None:
         import faiss
     except ImportError:
         return None
+    return faiss
+
+
+def needed(by: str) -> Any:
+    """faiss, for an index that cannot do without it."""
+    faiss = library()
+    if faiss is None:
+        raise ImportError(f"{by} needs faiss: pip install 'dapcal[fast]', or use IVF(), which does without")
     return faiss
 
 
@@ -48,8 +57,7 @@ def searched(points: np.ndarray, queries: Tensor, kept: int, threads: int) -> tu
         kept: neighbours.
         threads: of this search; what faiss was told before is restored.
     """
-    faiss = library()
-    assert faiss is not None
+    faiss = needed("This search")
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
     try:

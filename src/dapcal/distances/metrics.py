@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dapcal.distances.inverted_lists import IVF
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import median_distance
 from dapcal.distances.spread import neighbors
 from dapcal.storing import Stores
 from dapcal.types import NeighborIndex
 
+MOST_EXACT = 1_000_000  # points; with more of 64 numbers two cores answer fewer than a thousand exact queries a second
+
 
 def nearest(
-    points: Tensor, *, k: int = 1, over: str = "max", index: Callable[[Tensor], NeighborIndex] = TorchIndex
+    points: Tensor, *, k: int = 1, over: str = "max", index: Callable[[Tensor], NeighborIndex] | None = None
 ) -> NearestNeighbor:
     """Distance to the k-th nearest training point; a set counts by its farthest point or by the sum.
 
@@ -24,12 +27,16 @@ def nearest(
         points: training points (T, P).
         k: which neighbour. For k > 1 training points are at zero only if the radius covers them.
         over: "max" (the paper) or "sum" over the points of a set.
-        index: how neighbours are found.
+        index: how neighbours are found: exactly by `TorchIndex`; approximately by `IVF()`, `HNSW()`, `OnDisk(path)` or
+            `ProductQuantised()`; among some of the points by `Coreset(size)`. By default exactly up to `MOST_EXACT`
+            points, and by `IVF()` beyond.
     """
     if over not in ("max", "sum"):
         raise ValueError(f"Expected `over` as 'max' or 'sum', got {over!r}")
     if not 1 <= k <= len(points):
         raise ValueError(f"Expected `k` between 1 and {len(points)} (training inputs), got {k}")
+    if index is None:
+        index = TorchIndex if len(points) <= MOST_EXACT else IVF()
     return NearestNeighbor(index(points), k, over)
 
 

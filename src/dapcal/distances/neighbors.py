@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapcal.distances.direct import nearest_among
 from dapcal.distances.faiss_search import is_few, searched, suits
 from dapcal.distances.products import GROUP, Candidates, Products, roundoff_of_sums
 from dapcal.in_file import checked
 from dapcal.storing import Stores
-
-_CACHED = 2**19  # numbers whose distances are computed at a time: 2 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,32 +90,14 @@ class TorchIndex:
 
     def _settle(self, queries: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """The k nearest candidates, ties by index, and for which queries any other point is farther, (N,)."""
-        rows = max(1, min(_CACHED, self.memory // 32) // (candidates.indices.shape[1] * queries.shape[1]))
-        if len(queries) <= rows:
-            distances, indices = self._nearest(queries, candidates.indices, k)
-        else:
-            parts = zip(queries.split(rows), candidates.indices.split(rows), strict=True)
-            found = [self._nearest(part, among, k) for part, among in parts]
-            distances, indices = torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+        padded = len(self.points) % GROUP > 0  # the last group may be short
+        distances, indices = nearest_among(self.points, queries, candidates.indices, k, padded, self.memory)
         return distances, indices, candidates.bound > self._limit(distances[:, -1])
 
     def _limit(self, distances: Tensor) -> Tensor:
         """Squared distances, and what rounding may have taken from the direct distance of another point."""
         off = roundoff_of_sums(self.points.shape[1]) * torch.finfo(distances.dtype).eps
         return distances**2 * (1 + off)
-
-    def _nearest(self, queries: Tensor, among: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        total = len(self.points)
-        known = among.clamp_max(total - 1) if total % GROUP else among
-        exact = (queries[:, None] - self.points[known]).flatten(0, 1).norm(dim=1).view(among.shape)
-        if total % GROUP:  # the last group may be short
-            exact.masked_fill_(among >= total, torch.inf)
-        if k == 1:
-            distances, order = exact.min(1, keepdim=True)  # the first of equal ones
-        else:
-            order = exact.argsort(dim=1, stable=True)[:, :k]
-            distances = exact.gather(1, order)
-        return distances, among.gather(1, order)
 
     def _direct(self, queries: Tensor, farthest: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k nearest of all points that may be as near as `farthest` (N,), compared directly."""

@@ -7,7 +7,7 @@ A `Space` says where and how to measure, `FittedSpace` measures, and `Distance` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from dapcal.distances.metrics import NearestNeighbor, nearest
 from dapcal.distances.once import once
 from dapcal.distances.projectors import Features, ProjectorRecipe, fitted, project
+from dapcal.distances.quality import Judged
 from dapcal.distances.radius import Radius, fit_radius
 from dapcal.networks import reads
 from dapcal.storing import Stores
@@ -134,6 +135,12 @@ class Distance:
 def raw_in(spaces: tuple[FittedSpace, ...], x: Tensor) -> Tensor:
     """Raw distances in some spaces, (spaces, N)."""
     return _stack([space.raw(x) for space in spaces]) if spaces else torch.empty(0, len(x), device=x.device)
+
+
+def indexes_in_words(spaces: Sequence[FittedSpace]) -> tuple[str, ...]:
+    """How good the indexes of these spaces are, where they are not exact."""
+    found = ((space.name, space.metric.index) for space in spaces if isinstance(space.metric, NearestNeighbor))
+    return tuple(f"{name}: {index.note}" for name, index in found if isinstance(index, Judged))
 
 
 def fit_distance(

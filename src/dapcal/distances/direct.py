@@ -1,0 +1,42 @@
+"""Distances to candidates, computed directly, so that identical points are at exactly 0."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_CACHED = 2**19  # numbers that are compared at a time: 2 MiB
+
+
+def nearest_among(
+    points: Tensor, queries: Tensor, among: Tensor, k: int, padded: bool = True, memory: int = 2**28
+) -> tuple[Tensor, Tensor]:
+    """Distances (N, k), ascending, and indices (N, k) of the nearest candidates, ties by the order of candidates.
+
+    Args:
+        points: training points (T, P).
+        queries: (N, P).
+        among: candidates of each query, (N, c) with c >= k; ascending, where ties go by index.
+        k: neighbours.
+        padded: whether some may be no indices of points; these are at distance inf.
+        memory: bytes that differences may take, about.
+    """
+    rows = max(1, min(_CACHED, memory // 32) // (among.shape[1] * queries.shape[1]))
+    if len(queries) <= rows:
+        return _nearest(points, queries, among, k, padded)
+    parts = zip(queries.split(rows), among.split(rows), strict=True)
+    found = [_nearest(points, part, own, k, padded) for part, own in parts]
+    return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+
+
+def _nearest(points: Tensor, queries: Tensor, among: Tensor, k: int, padded: bool) -> tuple[Tensor, Tensor]:
+    known = among.clamp(0, len(points) - 1) if padded else among
+    exact = (queries[:, None] - points[known]).flatten(0, 1).norm(dim=1).view(among.shape)
+    if padded:
+        exact.masked_fill_(known != among, torch.inf)
+    if k == 1:
+        distances, order = exact.min(1, keepdim=True)  # the first of equal ones
+    else:
+        order = exact.argsort(dim=1, stable=True)[:, :k]
+        distances = exact.gather(1, order)
+    return distances, among.gather(1, order)
