@@ -98,8 +98,9 @@ class MemberFeatures:
     def spread(self, x: Tensor) -> Tensor:
         """√(Σ_m Σ_p Var) of the features of every member, so that side by side they have variance 1, (S,)."""
         entering = self.posterior.layer_inputs(self.layer, x)  # (S, N, ...)
-        mean = sum(block.sum(1, keepdim=True) for block in self._each(entering)) / entering.shape[1]
-        squares = sum((block - mean).square().sum((1, 2)) for block in self._each(entering)) / entering.shape[1]
+        count, none = entering.shape[1], entering.new_zeros((), dtype=torch.float64)
+        mean = sum((block.sum(1, keepdim=True) for block in self._each(entering)), none) / count
+        squares = sum(((block - mean).square().sum((1, 2)) for block in self._each(entering)), none) / count
         total = squares.sqrt().to(entering.dtype)
         return total.where(total > 0, 1.0) * math.sqrt(len(entering))
 
