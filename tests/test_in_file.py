@@ -340,7 +340,15 @@ def test_points_that_are_named_as_something_else_are_checked_at_loading(path):
 
 
 @pytest.mark.parametrize(
-    "change", [lambda t: t[:, :1], lambda t: t[:0], lambda t: t.flatten(), lambda t: t[None], lambda t: t.long()]
+    "change",
+    [
+        lambda t: t[:, :1],
+        lambda t: t[:0],
+        lambda t: t.flatten(),
+        lambda t: t[None],
+        lambda t: t.long(),
+        lambda t: t.new_zeros(()),
+    ],  # fmt: skip
 )
 def test_points_that_do_not_fit_are_refused_at_loading(change, path):
     plain(IDENTITY).save(path)

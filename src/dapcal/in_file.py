@@ -105,7 +105,7 @@ class InFile(Tensor):
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         """Itself where there is nothing to convert or to move."""
         args, kwargs = _with_plain(args, _unread), _with_plain(kwargs, _unread)
-        few = self._plain[:0]
+        few = self._plain.flatten()[:0]
         return self if few.to(*args, **kwargs) is few else self.checked().to(*args, **kwargs)
 
     def detach(self) -> Tensor:
