@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from dapcal import models
 from dapcal.cli import app
 from dapcal.data import Labelled
 from dapcal.models.network_fitting import fit as fit_network
@@ -184,6 +185,31 @@ def test_the_command_serves_until_it_is_told_to_stop(price: TableModel, tmp_path
         assert "Traceback" not in process.stderr.read()
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()]
     assert [line["status"] for line in lines] == [401, 200, 200, 200]
+
+
+def test_a_model_that_is_replaced_while_it_is_first_loaded_is_loaded_again(price: TableModel, tmp_path: Path):
+    """Before, the signal ended the process."""
+    price.save(tmp_path / "house.dap")
+    loads: list[object] = []
+
+    def program() -> None:
+        honest = models.load
+
+        def load(*arguments: object) -> object:
+            found = honest(*arguments)
+            if not loads:
+                os.kill(os.getpid(), signal.SIGHUP)
+            loads.append(found)
+            return found
+
+        models.load = load
+        command("serve", tmp_path / "house.dap", "--port", 0, "--json")()
+
+    with forked(program) as process:
+        assert "address" in json.loads(process.stdout.readline())
+        assert any("as it is now" in line for line in process.stderr)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.ended() == 0
 
 
 @pytest.mark.parametrize("token", ["", "short", "with a space in it, though long", "ü" * 20])

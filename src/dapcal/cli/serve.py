@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +50,7 @@ def serve(
 
     Example: dapcal serve house.dap --port 8000
     """
-    with output(as_json, quiet) as said:
+    with output(as_json, quiet) as said, _hangups_heard() as is_stale:
         import torch
 
         from dapcal.serve import AccessLog, Limits, Security, Served, run
@@ -74,9 +78,24 @@ def serve(
         access = None if access_log is None else AccessLog(None if str(access_log) == "-" else access_log)
         limits = Limits(rows=most_rows, connections=most_connections)
         try:
-            run(served(), host, port, limits, started, security=security, access=access, again=again)
+            first = served()
+            run(first, host, port, limits, started, security=security, access=access, again=again, is_stale=is_stale)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _hangups_heard() -> Iterator[Callable[[], bool]]:
+    """Whether a SIGHUP has come so far, which would end the process while libraries and the model are loaded."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = signal.signal(signal.SIGHUP, lambda number, _: came.append(number))
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _token(path: Path) -> str:

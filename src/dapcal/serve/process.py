@@ -23,6 +23,7 @@ def run(
     security: Security | None = None,
     access: AccessLog | None = None,
     again: Callable[[], Served] | None = None,
+    is_stale: Callable[[], bool] = lambda: False,
 ) -> None:
     """Serve until SIGTERM, after which it returns, or Ctrl-C, after which it raises KeyboardInterrupt.
 
@@ -38,10 +39,13 @@ def run(
         access: told of every answer; reopened on SIGHUP.
         again: gives the model to go on with, on SIGHUP; called in a thread. A ValueError or OSError of it leaves all
             as it is.
+        is_stale: whether a SIGHUP has come before this could hear it, while the model was loaded.
     """
     security = security or Security()
     server = Server(served, limits or Limits(), security, access, again)
     with _listening(host, port) as listener, _signals(server):
+        if is_stale():
+            server.reload()
         if started is not None:
             shown = f"[{host}]" if ":" in host else host
             scheme = "http" if security.cert is None else "https"
@@ -73,9 +77,8 @@ def _signals(server: Server) -> Iterator[None]:
     def stop(*_: object) -> None:
         server.should_exit = True
 
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGHUP)}
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGHUP, server.reload)
+    handlers = {signal.SIGTERM: stop, signal.SIGHUP: server.reload}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
