@@ -44,8 +44,13 @@ class SearchQuality:
     def __str__(self) -> str:
         return (
             f"recall {self.recall:.3f} on {self.sample} training points; no distance is too small, half are at most "
-            f"{100 * self.typical:.2g} % too large, {100 * QUANTILE:.0f} % at most {100 * self.excess:.2g} %"
+            f"{_percent(self.typical)} too large, {_percent(QUANTILE)} at most {_percent(self.excess)}"
         )
+
+
+def _percent(share: float) -> str:
+    """Two digits, written out: "0.13 %", "210 %"."""
+    return f"{float(f'{100 * share:.2g}'):,.10g} %"
 
 
 UNMEASURED = SearchQuality(0.0, 0.0, 0.0, 0.0, 0)
