@@ -57,6 +57,7 @@ def cluster(count: int = 3) -> Iterator[Nodes]:
     """Nodes of one CPU each, which are gone afterwards; the settings are those of this process meanwhile."""
     before = {name: os.environ.get(name) for name in SETTINGS}
     os.environ.update(SETTINGS)
+    _read_settings()
     nodes = None
     try:
         nodes = Nodes(count)
@@ -66,3 +67,12 @@ def cluster(count: int = 3) -> Iterator[Nodes]:
             nodes.end()
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+        _read_settings()
+
+
+def _read_settings() -> None:
+    """Ray reads them once, when it is imported."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

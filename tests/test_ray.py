@@ -250,6 +250,15 @@ def test_driver_and_node_killed_and_begun_again(nodes: Nodes, folder: Path, tmp_
     assert not out.with_name("out.parquet.parts").exists()
 
 
+def test_without_its_token_a_cluster_is_not_reached(nodes: Nodes, tmp_path: Path):
+    settings = {**os.environ, "HOME": str(tmp_path), "RAY_AUTH_TOKEN": "0" * 64}
+    call = [sys.executable, "-m", "dapcal", "doctor", *there(nodes)]
+    done = subprocess.run(call, env=settings, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert "token" in line
+
+
 def test_unfinished_blocks_of_other_work_are_not_used(nodes: Nodes, folder: Path, tmp_path: Path):
     out = tmp_path / "out.csv"
     parts = tmp_path / "out.csv.parts"

@@ -48,6 +48,7 @@ PARTS = (
     Part("states", 300, 30, 50),
     Part("numerics", 2000, 200, 500),
     Part("validity", 500, 60, 500),  # in one piece: shares are means over all refits
+    Part("nodes", 50, 5, 10),
 )
 
 

@@ -28,6 +28,7 @@ def connect(address: str | None = None) -> None:
     """Reach a cluster that runs; where this process has a connection already, that one stays."""
     # read when Ray is imported: news of lost workers would go to standard output, among the words of a command
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its lines of log; what is wrong is raised
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray is going to do, without its warning
     ray = library()
     if ray.is_initialized():
@@ -40,6 +41,11 @@ def connect(address: str | None = None) -> None:
         raise PermissionError(_told("The Ray cluster asks for its token", error, "set RAY_AUTH_MODE=token and "
                                     "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its head")) from None  # fmt: skip
     except ConnectionError:
+        if address is not None:
+            raise ConnectionError(
+                f"The Ray cluster at {address} does not answer this machine; is its token right (RAY_AUTH_MODE=token, "
+                "and RAY_AUTH_TOKEN as on its head)?"
+            ) from None
         raise ConnectionError(f"There is no Ray cluster on this machine; {_START}, or name one by --address") from None
     except RuntimeError as error:  # another version of Ray or of Python on the head
         raise RuntimeError(_told("The Ray cluster refused", error, "see `ray status` there")) from None
