@@ -41,6 +41,7 @@ KINDS = ("dataset", "tensors")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=200_000)
+    parser.add_argument("--subjects", nargs="+", default=SUBJECTS, choices=SUBJECTS)
     parser.add_argument("--kinds", nargs="+", default=["dataset"], choices=KINDS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--case", nargs=3, metavar=("FILE", "SUBJECT", "KIND"), help="one case, in this process")
@@ -53,7 +54,7 @@ def main() -> None:
         path = Path(folder) / "images.bytes"
         write_images(path, options.images + HELD_OUT)
         rows = []
-        for subject in SUBJECTS:
+        for subject in options.subjects:
             for kind in options.kinds:
                 case = ["--images", str(options.images), "--case", str(path), subject, kind]
                 done = subprocess.run([sys.executable, __file__, *case], stdout=subprocess.PIPE, check=True, text=True)
@@ -110,16 +111,15 @@ class Images(Dataset):
 
 
 def write_images(path: Path, images: int) -> None:
-    """A pattern a class, another share of which is in every image, and noise."""
+    """A pattern a class, or that of another one at some places, and noise."""
     rng = np.random.default_rng(0)
-    patterns = rng.uniform(0, 255, (CLASSES, 3, 4, 4)).repeat(8, 2).repeat(8, 3)
+    patterns = rng.integers(0, 156, (CLASSES, 3, 4, 4), np.uint8).repeat(8, 2).repeat(8, 3)
     with path.open("wb") as file:
         for start in range(0, images, 4096):
             rows = np.arange(start, min(start + 4096, images))
-            share = rng.uniform(0.1, 1, (len(rows), 1, 1, 1))
-            mixed = share * patterns[rows % CLASSES] + (1 - share) * patterns[rng.integers(CLASSES, size=len(rows))]
-            noise = rng.normal(0, 60, (len(rows), *SHAPE))
-            file.write(np.clip(mixed + noise, 0, 255).astype(np.uint8).tobytes())
+            own, other = patterns[rows % CLASSES], patterns[rng.integers(CLASSES, size=len(rows))]
+            pixels = np.where(rng.integers(0, 4, (len(rows), 1, 32, 32), np.uint8) < 2, other, own)
+            file.write((pixels + rng.integers(0, 100, pixels.shape, np.uint8)).tobytes())
 
 
 def trained(data: Dataset, seed: int, steps: int = 150) -> nn.Module:

@@ -77,7 +77,8 @@ def calibrate(
             A posterior has its own.
         train: the data it was fitted to, whose inputs distances are measured from: (inputs, targets), a Dataset or a
             DataLoader. Inputs are what the network takes: a tensor, several (`((a, b), targets)`), or a dict (with
-            its targets inside, as "labels"); their lengths may differ between batches.
+            its targets inside, as "labels"); their lengths may differ between batches. A Dataset or DataLoader is
+            read once, and many inputs go to a temporary file as they come.
         held_out: in-distribution data it was not fitted to. Half of it (by `seed`) chooses φ, radius and scales,
             the other half gives p-values. A hundred or more are a good start.
         ood: calibration inputs: a tensor, data with targets, or one of `dapcal.calibration.inputs`. By default the

@@ -94,7 +94,7 @@ def size(data: Labelled | DataLoader) -> int:
     except TypeError:
         raise TypeError(
             "Expected a DataLoader of known length, got one over an IterableDataset without `__len__`; give it one, or "
-            "pass the data set itself, which is read into memory"
+            "pass the data set itself, which is read once"
         ) from None
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dapcal.files import scratch
 
-IN_MEMORY = 2**26  # bytes of rows that are kept in memory
+IN_MEMORY = 2**24  # bytes of rows that are kept in memory
 BLOCK = 4096  # rows of a mapped tensor that are looked at together
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -72,7 +73,7 @@ def fit(
     """
     with output(as_json, quiet) as said, given(train) as train:
         from dapcal import tables
-        from dapcal.models import table_fitting
+        from dapcal.models import large_tables
         from dapcal.models.table_summary import summarise, words
         from dapcal.recipes import Recipe
 
@@ -97,10 +98,11 @@ def fit(
         _check_target(target, names)
         left_out = _several(drop or (), names)
         unusable: dict[str, str] = {}
-        table = tables.read(train, kinds, left_out, unusable)
+        sample = tables.sample(train, kinds, left_out, unusable, seed)
         said.progress("reading", 1, 1)
-        model = table_fitting.fit(
-            table,
+        model = large_tables.fit(
+            sample,
+            partial(tables.stream, train),
             target,
             task=cast(Literal["classification", "regression"] | None, task),
             recipe=recipe,

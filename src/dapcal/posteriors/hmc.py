@@ -72,7 +72,7 @@ def fit(
     Args:
         model: the trained network.
         likelihood: p(y | outputs).
-        train: (inputs, targets), a Dataset or a DataLoader, read into memory once.
+        train: (inputs, targets), a Dataset or a DataLoader, read once; every step looks at all of it.
         prior_scale: σ0, one or by name pattern.
         draws: S, from all chains together.
         warm_up: iterations of each chain before the first draw, which set the step size and (from 20 on; better from

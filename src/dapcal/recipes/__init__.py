@@ -3,7 +3,22 @@
 from dapcal.recipes.division import divide
 from dapcal.recipes.fitting import Fitted, fit
 from dapcal.recipes.intervals import Bounds
+from dapcal.recipes.many_rows import trained_on
 from dapcal.recipes.posteriors import POSTERIORS
 from dapcal.recipes.recipe import NAMES, Recipe, network, numbers_of, size
+from dapcal.recipes.refit import REFITTED
 
-__all__ = ["NAMES", "POSTERIORS", "Bounds", "Fitted", "Recipe", "divide", "fit", "network", "numbers_of", "size"]
+__all__ = [
+    "NAMES",
+    "POSTERIORS",
+    "REFITTED",
+    "Bounds",
+    "Fitted",
+    "Recipe",
+    "divide",
+    "fit",
+    "network",
+    "numbers_of",
+    "size",
+    "trained_on",
+]

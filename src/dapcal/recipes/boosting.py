@@ -26,6 +26,7 @@ from dapcal.types import Posterior
 
 FEWEST = 50  # rows that choose; fewer say too little, and on tables of their size networks are the better
 MOST = 2000  # of those rows that are looked at
+MOST_LEARNT = 300_000  # rows that trees learn from, at random; of more they say the same
 ROUNDS = 200  # at most
 EVERY = 20  # rounds, of which one is the last
 DEPTH = 6
@@ -86,6 +87,9 @@ def fit_trees(rows: Labelled, likelihood: Likelihood, rounds: int, seed: int, mo
     """Boosted trees of so many rounds; more than `most` become fewer that learn faster."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor  # costs a second
 
+    if len(rows.x) > MOST_LEARNT:
+        order = torch.randperm(len(rows.x), generator=torch.Generator().manual_seed(seed))
+        rows = rows.subset(order[:MOST_LEARNT].to(rows.x.device))
     x, y = rows.x.cpu().numpy(), rows.y.cpu().numpy()
     of_classes = isinstance(likelihood, Categorical)
     kind = HistGradientBoostingClassifier if of_classes else HistGradientBoostingRegressor

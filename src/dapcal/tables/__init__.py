@@ -8,7 +8,8 @@ except ImportError as error:
 from dapcal.tables.columns import Category, Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Encoded, Encoder, fit_encoder
-from dapcal.tables.files import columns_of, read, stream
+from dapcal.tables.files import columns_of, read, sample, stream
+from dapcal.tables.sampling import Sample
 from dapcal.tables.targets import Classes, Numbers, Task, fit_target, guess, with_target
 from dapcal.tables.values import Kind
 
@@ -20,6 +21,7 @@ __all__ = [
     "Kind",
     "Number",
     "Numbers",
+    "Sample",
     "Task",
     "columns_of",
     "encoder_from_json",
@@ -27,6 +29,7 @@ __all__ = [
     "fit_target",
     "guess",
     "read",
+    "sample",
     "stream",
     "target_from_json",
     "with_target",

@@ -13,6 +13,7 @@ import pyarrow as pa
 from dapcal.tables.columns import all_of, listed, nearest
 from dapcal.tables.delimited import open_delimited
 from dapcal.tables.excel import open_excel
+from dapcal.tables.sampling import Sample, drawn
 from dapcal.tables.sources import Source, batches_of, check_width, head_of, in_one_line
 from dapcal.tables.typed import open_npz, open_parquet
 from dapcal.tables.values import Kind, converted, guessed
@@ -36,14 +37,49 @@ def read(
         drop: columns that nobody will look at: whatever they hold, it stays as it is.
         unusable: takes up columns that cannot be used, and why, in place of an error; they stay texts.
     """
-    expected = expected or {}
     source = _open(Path(path), BATCH_ROWS)
+    table = pa.concat_tables(batches_of(source, Path(path)))
+    return _typed(table, source, Path(path), expected or {}, drop, unusable)
+
+
+def sample(
+    path: str | Path,
+    expected: Mapping[str, Kind] | None = None,
+    drop: Collection[str] = (),
+    unusable: dict[str, str] | None = None,
+    seed: int = 0,
+) -> Sample:
+    """The whole table as `read` gives it, or, if it is too large to hold, a random sample of its rows.
+
+    What a column of a CSV file holds is then what it holds in the sample.
+
+    Args:
+        path: as in `read`, and so the next three.
+        expected: kinds of columns that are not to be guessed.
+        drop: columns that nobody will look at.
+        unusable: takes up columns that cannot be used.
+        seed: of the sample.
+    """
+    source = _open(Path(path), BATCH_ROWS)
+    found = drawn(batches_of(source, Path(path)), seed)
+    return found._replace(table=_typed(found.table, source, Path(path), expected or {}, drop, unusable))
+
+
+def _typed(
+    table: pa.Table,
+    source: Source,
+    path: Path,
+    expected: Mapping[str, Kind],
+    drop: Collection[str],
+    unusable: dict[str, str] | None,
+) -> pa.Table:
+    """Rows with the types that their values say, or that are expected."""
     for name in expected:
         if name not in source.names:
             near = nearest(name, source.names)
             told = f"did you mean `{near}`?" if near else f"the columns are: {listed(source.names)}"
             raise ValueError(f"{path} has no column `{name}`; {told}")
-    table = as_expected(pa.concat_tables(batches_of(source, Path(path))), expected, str(path), 1)
+    table = as_expected(table, expected, str(path), 1)
     if not source.untyped:
         return table
     columns, problems = {}, {}

@@ -151,6 +151,14 @@ def with_target(table: pa.Table, target: str) -> tuple[pa.Table, str | None]:
     return table.filter(pa.array(present)), f"{missing:,} of {len(table):,} rows have no `{target}`: left out"
 
 
+def usable(goal: Classes | Numbers, column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """Rows that have a value, (N,), and of classes one that is known."""
+    present = _present(column, name)
+    if not isinstance(goal, Classes):
+        return present
+    return pc.is_in(labels_of(column, goal.original, name), pa.array(goal.labels, pa.string())).to_numpy() & present
+
+
 def _present(column: pa.ChunkedArray, name: str) -> np.ndarray:
     """Rows that have a value."""
     if is_number(column.type):

@@ -1,0 +1,130 @@
+"""From a table that is too large to hold to a calibrated model: a sample of its rows, and then the others.
+
+file ──one pass──► sample ──► `table_fitting.fit`: columns, calibration, distances
+file ──one pass──► other rows, encoded, in a file that a tensor maps ──► members that predict
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dapcal import recipes
+from dapcal.data import Labelled
+from dapcal.mapped import Rows
+from dapcal.models import table_fitting
+from dapcal.models.table import TableModel, outputs_of
+from dapcal.progress import Stages
+from dapcal.recipes import Recipe
+from dapcal.tables import Encoder, Kind, Sample
+from dapcal.tables.targets import Classes, Numbers, TaskName, guess, usable, with_target
+from dapcal.tables.values import texts
+
+
+def fit(
+    sample: Sample,
+    stream: Callable[[Mapping[str, Kind]], Iterable[pa.Table]],
+    target: str,
+    *,
+    task: TaskName | None = None,
+    recipe: Recipe | None = None,
+    drop: Sequence[str] = (),
+    unusable: Mapping[str, str] | None = None,
+    drop_unusable: bool = False,
+    progress: Stages | None = None,
+    bounds: tuple[float | None, float | None] | None = None,
+) -> TableModel:
+    """Learn to predict a column from the others; a sample that is the whole table is fitted as it is.
+
+    Args:
+        sample: rows of the table, as `dapcal.tables.sample` gives them.
+        stream: all rows of the table in batches, by the kinds of their columns.
+        target: as in `dapcal.models.table_fitting.fit`, and so are the others.
+        task: classification or regression.
+        recipe: network, posterior and how they are trained.
+        drop: columns to leave out.
+        unusable: columns that reading found to be so, and why.
+        drop_unusable: leave these out, with a note.
+        progress: told (stage, done, total).
+        bounds: of the target.
+    """
+    recipe, told = recipe or Recipe(), progress or (lambda *_: None)
+    counters = [name for name in sample.counters() if name != target and name not in drop]
+    table, rare = (sample.table, []) if sample.is_all else _without_rare(sample.table, target, task)
+    model = table_fitting.fit(
+        table,
+        target,
+        task=task,
+        recipe=recipe if sample.is_all else replace(recipe, refit=False),
+        drop=[*drop, *counters],
+        unusable=unusable,
+        drop_unusable=drop_unusable,
+        progress=progress,
+        bounds=bounds,
+    )
+    if sample.is_all:
+        return model
+    notes = [
+        f"the table has {sample.rows:,} rows, too many to hold: columns, distances and calibration are those of "
+        f"{len(table):,} rows drawn at random",
+        *(f"column `{name}` counts the rows, so it names them: left out" for name in counters),
+        *rare,
+    ]
+    calibrated = model.calibrated
+    if recipe.refit and recipe.posterior in recipes.REFITTED:
+        told("encoding all rows", 0, None)
+        others, left_out = _encoded(sample.others(stream(_kinds(model))), model.encoder, model.target, target)
+        told("encoding all rows", 1, 1)
+        fitted = recipes.Fitted(calibrated, model.train, model.held_out, model.gaps)
+        calibrated = recipes.trained_on(fitted, others, outputs_of(model.target), recipe, told)
+        notes += left_out
+    return replace(model, calibrated=calibrated, recipe=recipe, notes=(*notes, *model.notes))
+
+
+def _kinds(model: TableModel) -> dict[str, Kind]:
+    return {**model.encoder.expected, model.encoder.target: model.target.expected}
+
+
+def _encoded(
+    batches: Iterator[pa.Table], encoder: Encoder, goal: Classes | Numbers, target: str
+) -> tuple[Labelled, list[str]]:
+    """Rows whose target is known, in memory or in files, and notes on what the sample did not show."""
+    inputs, targets = Rows(), Rows()
+    unknown, imputed, skipped = Counter[str](), Counter[str](), 0
+    for batch in batches:
+        known = usable(goal, batch[target], target)
+        rows = batch.filter(pa.array(known))
+        skipped += len(batch) - len(rows)
+        if not len(rows):
+            continue
+        encoded = encoder(rows)
+        inputs.append(encoded.x)
+        targets.append(goal.encode(rows[target], name=target))
+        unknown.update({name: sum(levels.values()) for name, levels in encoded.unknown.items()})
+        imputed.update(encoded.imputed)
+    if not inputs.count:
+        raise ValueError(f"No row beside the sample has a value of `{target}` that it shows; check the column")
+    notes = [f"{skipped:,} rows have no `{target}`, or one that the sample lacks: left out"] if skipped else []
+    notes += [f"`{name}`: {rows:,} rows have a level that the sample lacks" for name, rows in unknown.items()]
+    notes += [
+        f"`{name}`: {rows:,} rows have no value, which no row of the sample lacks" for name, rows in imputed.items()
+    ]
+    return Labelled(inputs.joined, targets.joined), notes
+
+
+def _without_rare(table: pa.Table, target: str, task: TaskName | None) -> tuple[pa.Table, list[str]]:
+    """A sample without rows whose class has no other row in it, and a note where there are such."""
+    rows, _ = with_target(table, target)
+    if (task or guess(rows[target], target).name) != "classification":
+        return table, []
+    labels = texts(rows[target], target)
+    counts = pc.value_counts(labels)
+    single = counts.field("values").filter(pc.equal(counts.field("counts"), 1))
+    if not len(single):
+        return table, []
+    kept = rows.filter(pc.invert(pc.is_in(labels, single)))
+    return kept, [f"{len(single):,} classes of `{target}` have less than two rows in the sample: left out"]
