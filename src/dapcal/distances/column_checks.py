@@ -27,6 +27,8 @@ from dapcal.distances.column_statistics import Likeness, Part, Seen, decimals, f
 from dapcal.distances.tails import Tails, fit_tails
 from dapcal.storing import Stores
 
+_ROWS = 1024  # looked at at a time
+
 ABOVE, BELOW, FINE, RARE, MISSING, UNLIKE = "above", "below", "fine", "rare", "missing", "unlike"
 """Kinds of checks: FINE has more decimals, RARE is rare or new, UNLIKE does not fit the other columns."""
 
@@ -142,6 +144,14 @@ def fit_checks(points: Tensor, parts: Sequence[Part]) -> ColumnChecks:
     return ColumnChecks(parts, seen, likeness, edges, fit_tails(statistics, in_nats))
 
 
+def _decimals(points: Tensor, numbers: Sequence[Part]) -> Tensor:
+    """Of the numbers, (numbers, N), a few rows at a time, which stay close to a core through many short steps."""
+    centers = torch.tensor([[part.center, part.scale] for part in numbers], dtype=torch.float64, device=points.device)
+    center, scale = centers.reshape(-1, 2, 1).unbind(1)
+    values = points[:, [part.number for part in numbers]].T
+    return torch.cat([decimals(rows, center, scale) for rows in values.split(_ROWS, 1)], 1)
+
+
 def _edges(points: Tensor, parts: Sequence[Part]) -> Tensor:
     """Values of the numbers, and their negatives, (2 numbers, N); −inf where missing."""
     numbers = [part.number for part in parts if part.number is not None]
@@ -164,9 +174,8 @@ def _statistics(points: Tensor, parts: Sequence[Part], seen: Seen, itself: int =
     """What the tails of FINE, RARE and MISSING look at, (·, N); `itself`: rows of training that are the row itself."""
     absent = _absent(points, parts)
     numbers = [part for part in parts if part.number is not None]
-    fine = [decimals(points[:, part.number], part.center, part.scale) for part in numbers]
     values = seen.values(points, numbers, itself)
-    of_numbers = torch.stack([*fine, *values]).masked_fill(absent.repeat(2, 1), -torch.inf) if numbers else values
+    of_numbers = torch.cat([_decimals(points, numbers), values]).masked_fill(absent.repeat(2, 1), -torch.inf)
     codes = seen.codes(points, [part for part in parts if part.number is None], itself)
     blank = seen.blank(points, parts, itself).sum(0, keepdim=True)
     return torch.cat([of_numbers, codes, blank])

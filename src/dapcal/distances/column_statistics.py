@@ -39,8 +39,13 @@ class Part:
     scale: float = 1.0
 
 
-def decimals(x: Tensor, center: float, scale: float) -> Tensor:
-    """Decimals of center + scale · x, (N,): 2 of 0.25, 0 of 3, −1 of 40; `_MANY` where float32 cannot tell.
+def decimals(x: Tensor, center: float | Tensor, scale: float | Tensor) -> Tensor:
+    """Decimals of center + scale · x, (..., N): 2 of 0.25, 0 of 3, −1 of 40; `_MANY` where float32 cannot tell.
+
+    Args:
+        x: standardised numbers, (..., N).
+        center: of each number, in float64 (..., 1), or of all.
+        scale: likewise.
 
     >>> decimals(torch.tensor([0.25, 3.0, 40.0, 1 / 3]), 0.0, 1.0)
     tensor([ 2.,  0., -1.,  9.], dtype=torch.float64)
@@ -50,8 +55,8 @@ def decimals(x: Tensor, center: float, scale: float) -> Tensor:
     found = torch.full_like(value, _MANY)
     for places in _DECIMALS:
         steps = value * 10.0**places
-        exact = (steps - steps.round()).abs() <= doubt * 10.0**places
-        found = torch.where(exact & (20 * doubt * 10.0**places < 1), float(places), found)
+        exact = steps.sub_(steps.round()).abs_() <= doubt * 10.0**places
+        found.masked_fill_(exact.logical_and_(20 * doubt * 10.0**places < 1), float(places))
     return found
 
 
