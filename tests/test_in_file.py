@@ -348,7 +348,7 @@ def test_points_that_are_named_as_something_else_are_checked_at_loading(path):
         lambda t: t[None],
         lambda t: t.long(),
         lambda t: t.new_zeros(()),
-    ],  # fmt: skip
+    ],
 )
 def test_points_that_do_not_fit_are_refused_at_loading(change, path):
     plain(IDENTITY).save(path)
