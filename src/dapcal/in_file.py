@@ -193,6 +193,8 @@ class _Blocks:
         if self.file.time() == self._time and len(self._whole) == len(self._checksums):
             return
         numbers = wanted()
+        if self.file.time() == self._time and self._whole.issuperset(numbers):
+            return
         with self._lock:
             now = self.file.time()
             if now != self._time:

@@ -26,7 +26,8 @@ class Stores:
         again: a field that may hold an object that is stored before, as a rule the artefact's posterior; it is stored
             once.
         in_file: fields that hold a tensor which stays in the file when it is large, until its numbers are asked for
-            (`dapcal.in_file`). The object is built without them, and also from the first rows of all of these.
+            (`dapcal.in_file`). The object is built without reading them. Loading tries it with the first rows of
+            them, or as it is where it refuses to be built from these: then a search should look at few rows.
     """
 
     given: Mapping[str, str] = field(default_factory=dict)

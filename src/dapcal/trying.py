@@ -62,4 +62,7 @@ def _few(value: Any, rows: int) -> Any:
     names = [field.name for field in dataclasses.fields(value) if field.init]
     changed = {name: _few(getattr(value, name), rows) for name in names}
     changed = {name: part for name, part in changed.items() if part is not getattr(value, name)}
-    return dataclasses.replace(value, **changed) if changed else value
+    try:
+        return dataclasses.replace(value, **changed) if changed else value
+    except ValueError:  # one whose parts must be as long as each other is tried as it is
+        return value

@@ -73,7 +73,7 @@ class InvertedLists:
         memory: bytes that a search may take beside points and queries, about.
     """
 
-    stores = Stores()
+    stores = Stores(in_file=("points",))
 
     points: Tensor
     lists: Lists

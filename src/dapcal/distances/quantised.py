@@ -103,7 +103,7 @@ class QuantisedLists:
         quality: as measured at fitting.
     """
 
-    stores = Stores()
+    stores = Stores(in_file=("points",))
 
     points: Tensor
     lists: Lists
