@@ -31,9 +31,12 @@ def nearest_among(
 
 def _nearest(points: Tensor, queries: Tensor, among: Tensor, k: int, padded: bool) -> tuple[Tensor, Tensor]:
     known = among.clamp(0, len(points) - 1) if padded else among
-    exact = (queries[:, None] - points[known]).flatten(0, 1).norm(dim=1).view(among.shape)
+    differences = points.index_select(0, known.flatten()).view(*known.shape, -1) - queries[:, None]
+    exact = torch.linalg.vector_norm(differences, dim=2)
     if padded:
         exact.masked_fill_(known != among, torch.inf)
+    if among.shape[1] == 1:
+        return exact, among
     if k == 1:
         distances, order = exact.min(1, keepdim=True)  # the first of equal ones
     else:

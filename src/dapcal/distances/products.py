@@ -22,7 +22,8 @@ from dapcal.distances.faiss_search import WIDE, searched, suits
 GROUP = 8  # points whose smallest product stands for all
 _MANY = 16  # neighbours from which groups would make too many candidates
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
-_ROWS, _COLUMNS = 512, 2048  # queries and points of one product: 4 MiB, which stay in the cache
+_ROWS, _COLUMNS = 512, 2048  # queries and points of a thread's product: 4 MiB, which stay in the cache
+_ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
 _FAR = 4.0  # points are centred first where none is longer than twice their mean, or lengths overflow
 
 _ROUNDOFF = {
@@ -99,9 +100,10 @@ class Products:
 
     @property
     def _tile(self) -> tuple[int, int]:
-        """Queries and points of one product, which takes at most a quarter of the memory, and stays in the cache."""
+        """Queries and points of one product, which takes at most a quarter of the memory."""
         numbers = max(GROUP, self.memory // (4 * 8))
-        rows = min(_ROWS, max(1, math.isqrt(numbers // GROUP)))
+        wanted = _ROWS * torch.get_num_threads() if self.points.device.type == "cpu" else _ROWS_ELSEWHERE
+        rows = min(wanted, max(1, numbers // (64 * GROUP)))
         return rows, min(_COLUMNS, numbers // rows // GROUP * GROUP)
 
     @cached_property
