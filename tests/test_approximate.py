@@ -13,10 +13,12 @@ import torch
 
 import dapcal
 from cases import inputs, network_posterior
+from dapcal import blocks, container, trying
 from dapcal.distances import HNSW, IVF, Coreset, OnDisk, ProductQuantised, Space, TorchIndex, faiss_search, nearest
 from dapcal.distances import metrics as metrics_module
 from dapcal.distances.coresets import herding, k_center
 from dapcal.distances.projectors import Identity
+from dapcal.in_file import InFile
 from dapcal.likelihoods import Categorical
 from dapcal.moving import moved
 
@@ -162,8 +164,9 @@ def test_many_points_are_searched_approximately_by_themselves(train, monkeypatch
     assert isinstance(nearest(train).index, TorchIndex)
 
 
+@pytest.mark.parametrize("stays", [True, False])  # whether points stay in their file
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_calibration_and_prediction_ask_the_same_index(generator, recipe, tmp_path):
+def test_calibration_and_prediction_ask_the_same_index(generator, recipe, stays, tmp_path, monkeypatch):
     """So p-values are valid: they compare distances that were found in one way. The note tells what was found."""
     posterior, x, y = network_posterior(Categorical(), 3), inputs(600), torch.arange(600) % 3
     x = torch.randn(x.shape, generator=generator)
@@ -175,10 +178,30 @@ def test_calibration_and_prediction_ask_the_same_index(generator, recipe, tmp_pa
     assert torch.equal(judges.ood_score.sort().values, calibrated.evidence.held_out.float())
     ranks = torch.arange(1, 151) / 151  # every judging input has a p-value of its own, so their share is exact
     assert (judges.ood_p_value.sort().values >= ranks - 1e-12).all()
+    if stays:
+        monkeypatch.setattr(container, "LARGE", 1)
+        monkeypatch.setattr(blocks, "BLOCK", 64)
+        monkeypatch.setattr(trying, "_ROWS", 2)
     calibrated.save(tmp_path / "model.dap")
     loaded = dapcal.load(tmp_path / "model.dap", posterior.model)
     assert torch.equal(loaded(x).ood_p_value, calibrated(x).ood_p_value)
     assert torch.equal(loaded(x).distance, calibrated(x).distance)
+
+
+def test_of_a_file_only_the_lists_that_are_searched_are_read(generator, tmp_path, monkeypatch):
+    monkeypatch.setattr(container, "LARGE", 1)
+    monkeypatch.setattr(blocks, "BLOCK", 64)
+    posterior, y = network_posterior(Categorical(), 3), torch.arange(300) % 3
+    x = torch.randn(300, inputs(1).shape[1], generator=generator)
+    space = Space(Identity(), partial(nearest, index=IVF(lists=20, probes=1)))
+    held_out = (x + 0.1 * torch.randn(x.shape, generator=generator), y)
+    dapcal.calibrate(posterior, train=(x, y), held_out=held_out, distance=space).save(tmp_path / "model.dap")
+    index = dapcal.load(tmp_path / "model.dap", posterior.model).distance.spaces[0].metric.index
+    assert isinstance(index.points, InFile)
+    read, total = index.points._blocks._whole, -(-x.nbytes // 64)
+    assert 0 < len(read) < total / 4  # by the prediction that tries the file
+    index.query(x, 1)
+    assert len(read) == total
 
 
 @pytest.mark.parametrize("recipe", [HNSW(), ProductQuantised()])
