@@ -124,18 +124,18 @@ def predicted(
     source = model.read(data, reading)
     for note in source.notes():
         said.note(note)
-    written, tally = 0, Tally(model)
+    rows, written, tally = 0, 0, Tally(model)
     with model.writer(out) as write:
         for batch, columns in answered(model, source, level=level, alpha=alpha):
             beside, told = batch.beside, columns
             if is_sheet:
                 beside = formulas.names(formulas.values(beside))
                 told = columns | formulas.values({"prediction": columns["prediction"]})
-            written += write(beside, told)
+            rows, written = rows + len(batch.x), written + write(beside, told)
             tally.add(counted(columns), columns, batch.targets)
             tally.add_inputs(batch.x)
             said.progress("predicting", tally.rows, None if source.total is None else max(source.total, tally.rows))
-        all_written(source.total if source.is_exact and source.total is not None else tally.rows, written, data)
+        all_written(source.total if source.is_exact and source.total is not None else rows, written, data)
     said.progress("predicting", tally.rows, tally.rows)
     for note in filter(None, [*source.notes(), formulas.note(), tally.problem()]):
         said.note(note)

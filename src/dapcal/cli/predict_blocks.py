@@ -64,8 +64,9 @@ def predicted_in_blocks(
         said.note(note)
     formulas, is_sheet = Formulas(excel_safe), out.suffix.lower() in SUFFIXES
     met, tally = table_files.Met(model.encoder), Tally(model)
+    missing = _Missing(blocks_of(paths, batches), parts)
     with writer(out) as write:
-        for answer in _answers(engine, model, asked, blocks_of(paths, batches), parts):
+        for answer in _answers(engine, model, asked, missing, parts):
             for told in answer.notes:
                 warnings.warn(told, DapcalWarning, stacklevel=1)
             beside, table = _harmless(formulas, answer) if is_sheet else (answer.beside, answer.table)
@@ -74,7 +75,7 @@ def predicted_in_blocks(
             tally.sample.add_drawn(answer.met.x, answer.counted.rows)
             tally.add(answer.counted, answer.columns, answer.targets)
             said.progress("predicting", tally.rows, None if total is None else max(total, tally.rows))
-        all_written(tally.rows, write.rows, data)
+        all_written(missing.rows, write.rows, data)
     engine.release()
     parts.remove()
     said.progress("predicting", tally.rows, tally.rows)
@@ -83,13 +84,10 @@ def predicted_in_blocks(
     said.result(*tally.told(out, "rows", alpha, level))
 
 
-def _answers(
-    engine: Engine, model: TableModel, asked: Asked, blocks: Iterator[Block], parts: Parts
-) -> Iterator[Answer]:
+def _answers(engine: Engine, model: TableModel, asked: Asked, missing: _Missing, parts: Parts) -> Iterator[Answer]:
     """Every batch with its predictions, in the order of the rows, as soon as all before it are there."""
     from dapcal.models.blocks import answers_in
 
-    missing = _Missing(blocks, parts)
     turn = 0
     for place, content in engine.each(model, partial(_answered, asked), missing):
         parts.write(missing.numbers[place], content)
@@ -113,13 +111,14 @@ class _Missing:
     blocks: Iterator[Block]
     parts: Parts
     count: int = 0  # blocks seen so far, finished ones among them
+    rows: int = 0  # of these
 
     def __post_init__(self) -> None:
         self.numbers: list[int] = []
 
     def __iter__(self) -> Iterator[Block]:
         for number, block in enumerate(self.blocks):
-            self.count = number + 1
+            self.count, self.rows = number + 1, self.rows + block.rows
             if not self.parts.has(number):
                 self.numbers.append(number)
                 yield block

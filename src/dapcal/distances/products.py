@@ -71,6 +71,7 @@ class Products:
             smallest, best = self._best_groups(shifted, count + 1, size)
             bound = smallest[:, -1] + squares
         bound = bound - self._error(squares, _roundoff(self.points.dtype))
+        best = best.clamp_max(-(-total // size) - 1)  # where all overflow, those that fill up the last run come first
         members = best[:, :count].sort(1).values[:, :, None] * size + torch.arange(size, device=queries.device)
         return Candidates(members.flatten(1), bound)
 
