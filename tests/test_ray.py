@@ -122,6 +122,25 @@ def test_blocks_hold_the_batches_of_one_machine(folder: Path):
         assert one.to_pydict() == two.to_pydict()
 
 
+def test_rows_that_workers_cannot_see_are_sent(folder: Path):
+    places = list(blocks.blocks_of([folder / "rows.parquet"], 2))
+    sent = list(blocks.blocks_of([folder / "rows.parquet"], 2, [folder / "rows.parquet"]))
+    assert all(block.tables is None for block in places)
+    for one, two in zip(places, sent, strict=True):
+        for here, there in zip(blocks._tables(one), blocks._tables(two), strict=True):
+            assert here.to_pydict() == there.to_pydict()
+
+
+def test_a_url_is_read_as_its_file_is(folder: Path, tmp_path: Path):
+    url = f"file://{folder / 'rows.parquet'}"
+    done = run("predict", folder / "house.dap", url, "-o", tmp_path / "o.parquet", *KEEP)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "o.parquet").read_bytes() == (folder / "one.parquet").read_bytes()
+    for wrong in (f"file://{folder}", f"file://{folder / 'none.parquet'}"):
+        refused(run("predict", folder / "house.dap", wrong, "-o", tmp_path / "x.csv"), "There is no file file:///")
+    refused(run("predict", folder / "house.dap", "nowhere://x/y.csv", "-o", tmp_path / "x.csv"), "cannot be reached")
+
+
 def digits(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 3, generator=generator)

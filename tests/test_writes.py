@@ -26,6 +26,7 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/models/parts.py": {"write"},
     "src/dapcal/models/writing.py": {"writer"},
     "src/dapcal/posteriors/_training/checkpoints.py": {"write"},
+    "src/dapcal/tables/urls.py": {"fetch"},
     "src/dapcal/tables/writing.py": {"writer"},
 }
 HELPERS = {  # functions that are handed the part file of one of those

@@ -102,7 +102,13 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def given(path: Path) -> Iterator[Path]:
-    """A file as it was named, or what comes on standard input (-), as a file that is gone afterwards."""
+    """A file as it was named, or what comes on standard input (-) or from a URL, as a file that is gone afterwards."""
+    if _is_url(path):
+        from dapcal.tables.urls import fetch, url_of
+
+        with tempfile.TemporaryDirectory() as folder:
+            yield fetch(url_of(path) or str(path), Path(folder))
+        return
     if str(path) != "-":
         yield path
         return
@@ -117,6 +123,15 @@ def given(path: Path) -> Iterator[Path]:
         with complete_or_absent(copied) as part:
             part.write_bytes(content)
         yield copied
+
+
+def _is_url(path: Path) -> bool:
+    """Without pyarrow, which networks do not need."""
+    if ":/" not in path.as_posix():
+        return False
+    from dapcal.tables.urls import url_of
+
+    return url_of(path) is not None
 
 
 @contextmanager

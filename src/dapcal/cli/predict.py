@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,8 +49,8 @@ def predict(
         typer.Argument(
             readable=False,
             help="Table with the same columns: .csv, .tsv, .parquet, .xlsx or .npz, or - for standard input, or "
-            "several files or folders of them; of texts with their column; for your network an npz file with an "
-            "array x (N, ...), or a folder of images.",
+            "several files, URLs (s3://, gs://, …) or folders of them; of texts with their column; for your network an "
+            "npz file with an array x (N, ...), or a folder of images.",
         ),
     ],
     out: Annotated[
@@ -82,12 +83,13 @@ def predict(
 
     Example: dapcal predict house.dap new.csv -o out.csv
     """
-    with output(as_json, quiet) as said, given(data[0]) as first:
+    with output(as_json, quiet) as said, ExitStack() as stack:
         from dapcal.models import load
         from dapcal.models.model import Reading
         from dapcal.models.table import TableModel
 
-        also = tuple(data[1:])
+        first, *others = (stack.enter_context(given(path)) for path in data)
+        also = tuple(others)
         _check(out, (first, *also), model, level, excel_safe)
         reading = Reading(tuple(keep or ()), batch_size, resize, numbers(mean, "mean"), numbers(std, "std"), also)
         check_engine(engine, address)
@@ -101,7 +103,10 @@ def predict(
         else:
             from dapcal.cli.predict_blocks import predicted_in_blocks
 
-            predicted_in_blocks(loaded, model, first, reading, out, alpha, level, said, excel_safe, engine, address)
+            brought = {path: str(name) for path, name in zip((first, *also), data, strict=True) if path != name}
+            predicted_in_blocks(
+                loaded, model, first, reading, out, alpha, level, said, excel_safe, engine, address, brought
+            )
 
 
 def predicted(

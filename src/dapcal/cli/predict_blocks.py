@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,12 @@ def predicted_in_blocks(
     excel_safe: bool,
     engine_name: str,
     address: str | None,
+    brought: Mapping[Path, str],
 ) -> None:
-    """Read, predict and write, block by block, and say what `predicted` says."""
+    """Read, predict and write, block by block, and say what `predicted` says.
+
+    Other nodes do not see files that were brought here, from a URL or standard input: their rows are sent.
+    """
     from dapcal.engines import named
     from dapcal.models import table_files
     from dapcal.models.blocks import Asked, batches_of_a_block, blocks_of
@@ -60,11 +64,11 @@ def predicted_in_blocks(
     batches = batches_of_a_block(total)
     engine = named(engine_name, address)
     parts = Parts(out)
-    if note := parts.begin(_about(model_file, paths, asked, batches)):
+    if note := parts.begin(_about(model_file, paths, asked, batches, brought)):
         said.note(note)
     formulas, is_sheet = Formulas(excel_safe), out.suffix.lower() in SUFFIXES
     met, tally = table_files.Met(model.encoder), Tally(model)
-    missing = _Missing(blocks_of(paths, batches), parts)
+    missing = _Missing(blocks_of(paths, batches, brought), parts)
     with writer(out) as write:
         for answer in _answers(engine, model, asked, missing, parts):
             for told in answer.notes:
@@ -132,7 +136,9 @@ def _harmless(formulas: Formulas, answer: Answer) -> tuple[dict[str, Any], pa.Ta
     return formulas.names(formulas.values(answer.beside)), table.set_column(place, "prediction", told)
 
 
-def _about(model_file: Path, paths: list[Path], asked: Asked, batches: int) -> dict[str, Any]:
+def _about(
+    model_file: Path, paths: list[Path], asked: Asked, batches: int, brought: Mapping[Path, str]
+) -> dict[str, Any]:
     """All that the answers depend on."""
     from dapcal.engines.nodes import versions
     from dapcal.models.parts import about_files, digest
@@ -140,7 +146,7 @@ def _about(model_file: Path, paths: list[Path], asked: Asked, batches: int) -> d
 
     return {
         "model": digest(model_file),
-        "files": about_files(paths),
+        "files": about_files(paths, brought),
         "asked": asdict(asked),
         "bounds": [batches, BATCH_ROWS],
         "versions": versions(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,11 +83,12 @@ def batches_of_a_block(rows: int | None) -> int:
     return _MOST_BATCHES if rows is None else min(max(rows // (BATCH_ROWS * _ENOUGH), 1), _MOST_BATCHES)
 
 
-def blocks_of(paths: Sequence[Path], batches: int) -> Iterator[Block]:
-    """All rows of some files, so many batches a block."""
+def blocks_of(paths: Sequence[Path], batches: int, unseen: Container[Path] = ()) -> Iterator[Block]:
+    """All rows of some files, so many batches a block; rows of files that workers cannot see are part of it."""
     seen = 0
     for path in paths:
-        for block in _parquet(path, seen, batches) if is_parquet(path) else _others(path, seen, batches):
+        places = _parquet if is_parquet(path) and path not in unseen else _others
+        for block in places(path, seen, batches):
             yield block
             seen += block.rows
 

@@ -66,9 +66,17 @@ class Parts:
         shutil.rmtree(self.folder)
 
 
-def about_files(paths: Sequence[Path]) -> list[list[Any]]:
-    """What tells input files from others, without reading them: name, size, and when they were written."""
-    return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+def about_files(paths: Sequence[Path], brought: Mapping[Path, str]) -> list[list[Any]]:
+    """What tells input files from others, without reading them: name, size, and when they were written.
+
+    Of those that were brought here, their first name and what they hold.
+    """
+    return [
+        [brought[path], digest(path)]
+        if path in brought
+        else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        for path in paths
+    ]
 
 
 def digest(path: Path) -> str:

@@ -28,7 +28,8 @@ _NAMES = {
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """What was measured on one core, and on three nodes."""
-    return tuple(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("scale", "ray"))
+    scale, ray = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("scale", "ray"))
+    return scale, ray
 
 
 def scale_page(text: str, folder: Path) -> str:
