@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -25,6 +26,7 @@ from dapcal.engines.nodes import check_versions, nodes_of, versions
 from dapcal.engines.ray import Ray, connected
 from dapcal.likelihoods import Categorical
 from dapcal.models import blocks
+from dapcal.models.parts import Parts
 from dapcal.posteriors import ensemble
 from dapcal.posteriors.network import NetworkPosterior
 from ray_cases import SETTINGS, Nodes, cluster
@@ -139,6 +141,20 @@ def test_a_url_is_read_as_its_file_is(folder: Path, tmp_path: Path):
     for wrong in (f"file://{folder}", f"file://{folder / 'none.parquet'}"):
         refused(run("predict", folder / "house.dap", wrong, "-o", tmp_path / "x.csv"), "There is no file file:///")
     refused(run("predict", folder / "house.dap", "nowhere://x/y.csv", "-o", tmp_path / "x.csv"), "cannot be reached")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
+    parts, own = Parts(tmp_path / "out.csv"), tmp_path / "out.csv.parts" / "letter.txt"
+    own.parent.mkdir()
+    own.write_text("mine")
+    with pytest.raises(ValueError, match=r"holds letter.txt, where unfinished blocks go"):
+        parts.begin({"model": "one"})
+    own.rename(tmp_path / "letter.txt")
+    assert parts.begin({"model": "one"}) == ""
+    parts.write(0, pa.py_buffer(b"block"))
+    assert "going on with 1 finished block" in parts.begin({"model": "one"})
+    assert "1 finished block of other work (other model), which are not used" in parts.begin({"model": "two"})
+    assert not parts.has(0)
 
 
 def digits(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

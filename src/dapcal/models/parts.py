@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow as pa
 from dapcal.files import complete_or_absent, remove_parts, write_text
 
 _MANIFEST = "manifest.json"
+_OWN = re.compile(r"manifest\.json|\d{8,}\.arrow|\..*\.part")  # names of files that a run leaves
 
 
 class Parts:
@@ -30,6 +32,11 @@ class Parts:
         """Make the folder, or keep what is there of the same work; a note where there was anything to be said of it."""
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file, where unfinished blocks go; remove or rename it")
+        strange = [path.name for path in self.folder.glob("*") if not _OWN.fullmatch(path.name)]
+        if strange:  # nothing is removed that is not known to be of a run
+            raise ValueError(
+                f"{self.folder} holds {strange[0]}, where unfinished blocks go; move it, or name another --out"
+            )
         manifest = self.folder / _MANIFEST
         words = json.dumps(about, indent=1, sort_keys=True)
         before = manifest.read_text(encoding="utf-8") if manifest.exists() else None
