@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 _SECONDS = 5.0  # to reach a head
@@ -36,7 +37,8 @@ def connect(address: str | None = None) -> None:
     if address is not None:
         _check_reachable(address)
     try:
-        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        with _unlogged():
+            ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR", configure_logging=False)
     except ray.exceptions.AuthenticationError as error:
         raise PermissionError(_told("The Ray cluster asks for its token", error, "set RAY_AUTH_MODE=token and "
                                     "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its head")) from None  # fmt: skip
@@ -49,6 +51,19 @@ def connect(address: str | None = None) -> None:
         raise ConnectionError(f"There is no Ray cluster on this machine; {_START}, or name one by --address") from None
     except RuntimeError as error:  # another version of Ray or of Python on the head
         raise RuntimeError(_told("The Ray cluster refused", error, "see `ray status` there")) from None
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without what Ray's compiled part writes to standard error at every try, before it reads its log level."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def versions() -> dict[str, str]:
