@@ -195,8 +195,8 @@ def test_a_model_that_is_replaced_while_it_is_first_loaded_is_loaded_again(price
     def program() -> None:
         honest = models.load
 
-        def load(*arguments: object) -> object:
-            found = honest(*arguments)
+        def load(*arguments: object, **named: object) -> object:
+            found = honest(*arguments, **named)
             if not loads:
                 os.kill(os.getpid(), signal.SIGHUP)
             loads.append(found)

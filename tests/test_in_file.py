@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 
 import artefact_bytes
 import dapcal
-from dapcal import artifact, blocks, container, trying
+import dapcal.serve
+import previous_cases
+from dapcal import artifact, blocks, container, models, trying
 from dapcal.adjust import Inflate
 from dapcal.cli import app
 from dapcal.distances import IVF, Coreset, Space, TorchIndex, hausdorff, mmd, nearest
@@ -441,6 +443,20 @@ def test_doctor_wants_a_file_for_a_key(tmp_path):
     found = CliRunner().invoke(app, ["doctor", "--key", str(tmp_path / "key.pem")])
     assert found.exit_code == 2
     assert "Expected a file with --key" in found.stderr
+
+
+def test_a_service_does_not_start_with_a_damaged_file(path, monkeypatch):
+    """Nor go on with one: requests would fail."""
+    models.load(previous_cases.FOLDER / "table-regression.dap").save(path)
+    started: list[object] = []
+    monkeypatch.setattr(dapcal.serve, "run", lambda *arguments, **named: started.append(arguments))
+    assert CliRunner().invoke(app, ["serve", str(path)]).exit_code == 0
+    assert len(started) == 1
+    turned_over(path, place_of(path, "further.train.x") + 10 * BLOCK)
+    refused = CliRunner().invoke(app, ["serve", str(path)])
+    assert refused.exit_code == 2
+    assert "block 11 of" in refused.stderr
+    assert len(started) == 1
 
 
 def test_a_damaged_file_is_not_what_a_client_of_the_service_is_told_to_mend():

@@ -63,7 +63,7 @@ def serve(
         def served() -> Served:
             from dapcal.models import load
 
-            loaded = load(model, factory, checked(device), key)
+            loaded = load(model, factory, checked(device), key, whole=True)
             too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
             return Served.of(loaded, model.name, alpha=alpha, level=level)
 

@@ -11,7 +11,12 @@ from dapcal.models.model import NETWORK, TABLE, TEXT, Model
 
 
 def load(
-    path: str | Path, factory: nn.Module | str | None = None, device: str = "cpu", key: str | Path | None = None
+    path: str | Path,
+    factory: nn.Module | str | None = None,
+    device: str = "cpu",
+    key: str | Path | None = None,
+    *,
+    whole: bool = False,
 ) -> Model:
     """Read what `dapcal fit`, `dapcal calibrate` or `Model.save` wrote.
 
@@ -22,8 +27,11 @@ def load(
             the file choose what runs.
         device: where predictions run.
         key: PEM file of a public key; a file that its owner has not signed is refused.
+        whole: check also what stays in the file until it is used, as who cannot stop when a block is damaged wants to.
     """
     stored = artifact.open(path, key)
+    if whole:
+        stored.check()
     kind = stored.about.get("kind")
     if kind == NETWORK:
         from dapcal.models import network
