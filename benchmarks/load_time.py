@@ -27,7 +27,7 @@ import dapcal
 from dapcal import container
 from dapcal.distances import Distance, NearestNeighbor, Space, TorchIndex
 from dapcal.distances.projectors import Identity
-from dapcal.experiments.records import environment
+from dapcal.experiments.records import environment, short, with_leaves
 from dapcal.files import write_text
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import gaussian
@@ -40,7 +40,8 @@ def main(size: str = "2", rounds: str = "3", result: str = str(RESULT)) -> None:
     measured: dict[str, list[dict[str, float]]] = {"mapped": [], "read": []}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.dap"
-        made(int(float(size) * 2**30), path)
+        rows = int(float(size) * 2**30) // (4 * WIDTH)
+        made(rows, path)
         for _ in range(int(rounds)):
             for way, runs in measured.items():
                 runs.append(in_a_process("one", str(path), way))
@@ -55,7 +56,7 @@ def main(size: str = "2", rounds: str = "3", result: str = str(RESULT)) -> None:
         "experiment": "load-time",
         "environment": environment(),
         "bytes": bytes_of_file,
-        "points": [bytes_of_file // (4 * WIDTH), WIDTH],
+        "points": [rows, WIDTH],
         "threads": torch.get_num_threads(),
         "runs": measured,
         "median": middle,
@@ -63,7 +64,7 @@ def main(size: str = "2", rounds: str = "3", result: str = str(RESULT)) -> None:
         "second_process": second,
         "load_ratio": middle["mapped"]["load_seconds"] / middle["read"]["load_seconds"],
     }
-    write_text(result, json.dumps(numbers, indent=1) + "\n")
+    write_text(result, json.dumps(with_leaves(numbers, short), indent=1) + "\n")
     print(f"written to {result}")
 
 
@@ -72,8 +73,8 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
 
 
-def made(size: int, path: Path) -> None:
-    """An artefact whose index has so many bytes; its radius and scores are of fewer points, which costs nothing."""
+def made(rows: int, path: Path) -> None:
+    """An artefact whose index has so many points; its radius and scores are of fewer, which costs nothing."""
     model = network()
     scale = {name: torch.full_like(value, 0.1) for name, value in model.named_parameters()}
     x = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(SEED))
@@ -84,7 +85,7 @@ def made(size: int, path: Path) -> None:
         held_out=(x[200:], y[200:]),
         distance=Space(Identity(), name="inputs"),
     )
-    points = torch.randn(size // (4 * WIDTH), WIDTH, generator=torch.Generator().manual_seed(SEED + 1))
+    points = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(SEED + 1))
     space = replace(calibrated.distance.spaces[0], metric=NearestNeighbor(TorchIndex(points), 1, "max"))
     replace(calibrated, distance=Distance((space,))).save(path)
 
