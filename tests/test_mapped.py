@@ -81,6 +81,12 @@ def test_a_full_disk_is_named_with_a_remedy(monkeypatch, tmp_path):
         joined([torch.ones(50, 2)])
 
 
+def test_a_disk_without_room_for_what_is_expected_is_told_before_it_is_full(tmp_path):
+    rows = Rows(largest=0, expected=10**15)
+    with pytest.raises(OSError, match=rf"room for 8000000\.0 GB of rows in {tmp_path}"):
+        rows.append(torch.ones(50, 2))
+
+
 def test_other_trouble_with_a_file_is_told_as_it_is(monkeypatch):
     class Broken:
         def write(self, _):

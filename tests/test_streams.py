@@ -16,7 +16,8 @@ from dapcal.distances.metrics import NearestNeighbor
 from dapcal.distances.projectors import Features, Identity, RandomFourier
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.mapped import is_mapped
-from dapcal.posteriors import ensemble, laplace
+from dapcal.posteriors import ensemble, laplace, sgmcmc, swag, variational, vogn
+from dapcal.posteriors import map as map_posterior
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # few held-out inputs are wrong
 N = 240
@@ -212,6 +213,27 @@ def test_what_is_gathered_is_checked_as_it_comes(on_disk):
     x[150] = torch.nan
     with pytest.raises(ValueError, match="finite inputs in `train`, got NaN or inf in 1 of"):
         gather(TensorDataset(x, y), "train")
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda train: laplace.last_layer(network("classes"), Categorical(), train),
+        lambda train: map_posterior.fit(network("classes"), Categorical(), train, epochs=2),
+        lambda train: variational.fit(network("classes"), Categorical(), train, epochs=2, draws=3),
+        lambda train: swag.fit(network("classes"), Categorical(), train, epochs=4, draws=3),
+        lambda train: vogn.fit(network("classes"), Categorical(), train, epochs=2, draws=3),
+        lambda train: ensemble.fit(lambda: network("classes"), Categorical(), train, members=2, epochs=2),
+        lambda train: sgmcmc.sgld(network("classes"), Categorical(), train, cycles=1, epochs=2, draws=2),
+    ],
+    ids=["laplace", "map", "variational", "swag", "vogn", "ensemble", "sgld"],
+)
+def test_posteriors_of_a_data_set_are_those_of_its_tensors(fit, on_disk):
+    train, _ = rows("classes")
+    data = Counted(*train)
+    found, expected = fit(data), fit(train)
+    assert data.reads <= N + 1
+    assert torch.equal(found.draws, expected.draws)
 
 
 def test_what_was_calibrated_on_a_stream_is_saved_and_moved(on_disk, tmp_path):

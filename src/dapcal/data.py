@@ -163,12 +163,20 @@ def inputs_of(data: Any, batch_size: int) -> Iterator[Tensor]:
 
 def _joined(data: Dataset | DataLoader, name: str) -> tuple[Tensor, Tensor]:
     batches = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=1024)
-    inputs, targets = Rows(), Rows()
+    inputs, targets = Rows(expected=_rows_in(data)), Rows()
     with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one
         for x, y in _stacked(pairs_of(batches, name), name):
             inputs.append(x)
             targets.append(y)
     return inputs.joined, targets.joined
+
+
+def _rows_in(data: Dataset | DataLoader) -> int | None:
+    """How many rows there are, where data say it."""
+    try:
+        return size(data) if isinstance(data, DataLoader) else len(data)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _stacked(pairs: Iterator[tuple[Tensor, Tensor]], name: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -32,11 +33,13 @@ class Rows:
     Args:
         dim: along which batches are joined.
         largest: bytes that stay in memory; more go to a file, which tensors on a device do not.
+        expected: rows in all, where that is known: a disk without room for them is told at once.
     """
 
-    def __init__(self, dim: int = 0, largest: float | None = None) -> None:
+    def __init__(self, dim: int = 0, largest: float | None = None, expected: int | None = None) -> None:
         self.dim = dim
         self.largest = IN_MEMORY if largest is None else largest
+        self.expected = expected
         self.count = 0  # rows
         self._shapes: list[torch.Size] = []
         self._kept: list[Tensor] = []
@@ -64,6 +67,7 @@ class Rows:
         self._kept.append(batch)
         in_main = all(one.device.type == "cpu" for one in (self._kept[0], batch))
         if self._bytes > self.largest and in_main and len({one.dtype for one in self._kept}) == 1:
+            self._check_room()
             self._file, self._dtype = scratch(), rows.dtype
             for one in self._kept:
                 self._write(one.movedim(self.dim, 0))
@@ -107,10 +111,19 @@ class Rows:
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            raise OSError(
-                f"Expected room for more than {self._bytes / 1e9:.1f} GB of rows in {tempfile.gettempdir()}, where "
-                "they lie while they are looked at; set TMPDIR to a folder with more of it, or pass fewer"
-            ) from error
+            raise _no_room(f"more than {self._bytes / 1e9:.1f}") from error
+
+    def _check_room(self) -> None:
+        needed = self._bytes / max(self.count, 1) * (self.expected or 0)
+        if needed > shutil.disk_usage(tempfile.gettempdir()).free:
+            raise _no_room(f"{needed / 1e9:.1f}")
+
+
+def _no_room(gigabytes: str) -> OSError:
+    return OSError(
+        f"Expected room for {gigabytes} GB of rows in {tempfile.gettempdir()}, where they lie while they are looked "
+        "at; set TMPDIR to a folder with more of it, or pass fewer"
+    )
 
 
 def is_mapped(x: Tensor) -> bool:
