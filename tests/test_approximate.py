@@ -204,6 +204,12 @@ def test_of_a_file_only_the_lists_that_are_searched_are_read(generator, tmp_path
     assert len(read) == total
 
 
+def test_a_walk_keeps_no_more_points_in_view_than_there_are(train, queries):
+    """A file may ask for any number, for which faiss would take memory at once."""
+    graph = replace(HNSW(links=8)(train), breadth=2**31 - 1)
+    assert torch.equal(graph.query(queries, 3)[0], TorchIndex(train).query(queries, 3)[0])
+
+
 @pytest.mark.parametrize("recipe", [HNSW(), ProductQuantised()])
 def test_without_faiss_there_is_one_sentence(train, recipe, monkeypatch):
     index = recipe(train)

@@ -33,6 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import index_models
 import table_models
 
 import dapcal
@@ -87,6 +88,8 @@ def bases(further: bool) -> tuple[Base, ...]:
             posterior, adjust, space = test_artifact.ROUND_TRIPS[name]
             calibrated = test_artifact.calibrate(posterior(), adjust, space)
             found += _saved(name, calibrated, again, partial(_predicted_further, name))
+        for name, made in index_models.kinds().items() if further else ():
+            found += _saved(name, made(), again, index_models.predicted)
         for name, fitted in table_models.KINDS.items() if further else ():
             found += _saved(name, fitted(), again, table_models.predicted)
     return tuple(found)

@@ -151,7 +151,7 @@ class NeighborGraph:
         if not 1 <= k <= total:
             raise ValueError(f"Expected `k` between 1 and {total} (training inputs), got {k}")
         queries = points.detach().to(self.points).contiguous()
-        options = needed("HNSW").SearchParametersHNSW(efSearch=max(self.breadth, 2 * k))
+        options = needed("HNSW").SearchParametersHNSW(efSearch=min(max(self.breadth, 2 * k), max(total, 2)))
         found = torch.from_numpy(self._walked.search(queries.numpy(), min(total, k + 2), params=options)[1])
         distances, indices = nearest_among(self.points, queries, found.sort(1).values, k)
         lost = distances[:, -1].isinf().nonzero().flatten()
