@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of the queries, where time is short")
     parser.add_argument("--points", type=int, default=10_000_000)
     parser.add_argument("--exact", type=int, default=10_000, help="queries of the large part that are searched exactly")
+    parser.add_argument("--lists", type=int, help="of the large part; by default the square root of the points")
     parser.add_argument("--out", type=Path, default=Path("results/neighbors.json"))
     options = parser.parse_args()
     result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
@@ -102,7 +103,7 @@ def large(options: argparse.Namespace) -> dict[str, Any]:
         asked = _clustered(10_000, seed=1)
         result: dict[str, Any] = {"points": options.points, "dimension": DIMENSION, "gigabytes": train.nbytes / 1e9}
         timed = _Timed(result)
-        lists = timed("build", lambda: OnDisk(Path(folder) / "lists", IVF())(train))
+        lists = timed("build", lambda: OnDisk(Path(folder) / "lists", IVF(options.lists))(train))
         result |= {"lists": len(lists.lists.centers), "probes": lists.probes, "note": lists.note}
         found = timed("approximate_10000", lambda: lists.query(asked, 1))
         timed("approximate_1", lambda: lists.query(asked[:1], 1))
