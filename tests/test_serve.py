@@ -768,7 +768,7 @@ def test_a_port_that_is_taken_is_named():
 
 def test_the_body_of_an_answer_does_not_wait_for_the_client():
     """An accepted connection has what the listener has; benchmarks/kept_alive.py measures what it is worth."""
-    with process._listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with process.listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -40,7 +40,7 @@ def served(name: str = "toy") -> Served:
 def serving(limits: Limits = LIMITS, **options: object) -> Iterator[int]:
     """The port of a service in a thread of this process."""
     server = Server(served(), limits, **options)
-    with process._listening("127.0.0.1", 0) as listener:
+    with process.listening("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -2,4 +2,5 @@
 
 from dapcal.cli import main
 
-main()
+if __name__ == "__main__":  # processes of a service import this file too, under another name
+    main()

@@ -22,7 +22,10 @@ def serve(
     alpha: Annotated[float, typer.Option(min=0, max=1, help="Rows with a p-value up to this are flagged.")] = ALPHA,
     level: Annotated[float, typer.Option(help="Probability that an interval holds the target (regression).")] = LEVEL,
     most_rows: Annotated[int, typer.Option(min=1, help="Rows of one batch, at most.")] = 1000,
-    most_connections: Annotated[int, typer.Option(min=1, help="Open at a time, at most.")] = 1000,
+    most_connections: Annotated[int, typer.Option(min=1, help="Open at a time, at most, of each worker.")] = 1000,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that answer, each with a model of its own; one for every core or so.")
+    ] = 1,
     token_file: Annotated[
         Path | None,
         typer.Option(readable=False, help="File with a token that requests must carry (Authorization: Bearer …)."),
@@ -51,34 +54,36 @@ def serve(
     Example: dapcal serve house.dap --port 8000
     """
     with output(as_json, quiet) as said, _hangups_heard() as is_stale:
-        import torch
-
-        from dapcal.serve import AccessLog, Limits, Security, Served, run
+        from dapcal.cli.serving import Loading, Log
+        from dapcal.serve import Limits, Security, Served, Work, run, run_several
 
         if not 0 < level < 1:
             raise ValueError(f"Expected --level between 0 and 1, got {level}")
         security = Security(None if token_file is None else _token(token_file), cert, key_file)
-        torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
+        load = Loading(model, factory, checked(device), key, alpha, level)
+        log = None if access_log is None else Log(access_log)
 
-        def served() -> Served:
-            from dapcal.models import load
-
-            loaded = load(model, factory, checked(device), key, whole=True)
-            too_few(said, len(loaded.calibrated.evidence.held_out), alpha)
-            return Served.of(loaded, model.name, alpha=alpha, level=level)
+        def checked_load() -> Served:
+            found = load()
+            too_few(said, load.held_out, alpha)
+            return found
 
         def again() -> Served:
-            found = served()
+            found = checked_load()
             said.say(f"Serving {model.name} as it is now")
             return found
 
         def started(address: str) -> None:
             said.result({"address": address}, f"Serving {model.name} at {address}; Ctrl-C ends it")
 
-        access = None if access_log is None else AccessLog(None if str(access_log) == "-" else access_log)
         limits = Limits(rows=most_rows, connections=most_connections)
         try:
-            first = served()
+            first = checked_load()  # for several too: what is wrong with the file is said before any of them begins
+            if workers > 1:
+                del first  # each loads its own, after whatever SIGHUP has come so far
+                run_several(Work(load, limits, security, log), workers, host, port, started)
+                return
+            access = None if log is None else log()
             run(first, host, port, limits, started, security=security, access=access, again=again, is_stale=is_stale)
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

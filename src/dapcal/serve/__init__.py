@@ -4,7 +4,7 @@
 predictions (`schema.py`), errors (`errors.py`), limits of a request (`gate.py`) and of a connection (`connection.py`),
 waiting rows put together (`batching.py`), numbers for Prometheus (`metrics.py`), a line for every answer
 (`access.py`), a page for people (`page.py`), one model after another (`switch.py`), and a process that runs it all
-(`server.py`, `process.py`).
+(`server.py`, `process.py`), or several of them at one address (`workers.py`).
 """
 
 try:
@@ -19,5 +19,6 @@ from dapcal.serve.app import create_app
 from dapcal.serve.process import run
 from dapcal.serve.served import Field, Limits, Served
 from dapcal.serve.server import Security
+from dapcal.serve.workers import Work, run_several
 
-__all__ = ["AccessLog", "Field", "Limits", "Security", "Served", "create_app", "run"]
+__all__ = ["AccessLog", "Field", "Limits", "Security", "Served", "Work", "create_app", "run", "run_several"]

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # all our names are ASCII: servers before 3.0 read them too
 
 
-class Metrics:
-    """Counts requests, rows and calls of the model, in a registry of its own: two services in one process never mix."""
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Variable of the environment from which the library learns, at its import, where the processes of a service count."""
 
-    def __init__(self) -> None:
+
+class Metrics:
+    """Counts requests, rows and calls of the model, in a registry of its own: two services in one process never mix.
+
+    Args:
+        folder: where several processes count; what is told then is the sum over all of them. None: this one alone.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         registry = self._registry = _Registry()
         self._requests = Counter("dapcal_requests", "Requests answered.", ("route", "status"), registry=registry)
         self.rows = Counter("dapcal_rows_predicted", "Rows predicted.", registry=registry)
@@ -38,7 +49,11 @@ class Metrics:
 
     def text(self) -> str:
         """Everything so far."""
-        return generate_latest(self._registry).decode()
+        registry: CollectorRegistry = self._registry
+        if self._folder is not None:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry, path=str(self._folder))
+        return generate_latest(registry).decode()
 
 
 class _Registry(CollectorRegistry):

@@ -43,17 +43,22 @@ def run(
     """
     security = security or Security()
     server = Server(served, limits or Limits(), security, access, again)
-    with _listening(host, port) as listener, _signals(server):
+    with listening(host, port) as listener, signals(server):
         if is_stale():
             server.reload()
         if started is not None:
-            shown = f"[{host}]" if ":" in host else host
-            scheme = "http" if security.cert is None else "https"
-            started(f"{scheme}://{shown}:{listener.getsockname()[1]}")
+            started(address(host, listener, security))
         server.run(sockets=[listener])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def address(host: str, listener: socket.socket, security: Security) -> str:
+    """Where a service is found."""
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'http' if security.cert is None else 'https'}://{shown}:{listener.getsockname()[1]}"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that takes connections at an address."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=QUEUE)
@@ -68,7 +73,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _signals(server: Server) -> Iterator[None]:
+def signals(server: Server) -> Iterator[None]:
     """Have SIGHUP reload, and SIGTERM end the server alone: uvicorn raises it once more, which would kill us."""
     if threading.current_thread() is not threading.main_thread():
         yield

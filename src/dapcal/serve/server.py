@@ -59,8 +59,9 @@ class Server(uvicorn.Server):
         security: Security | None = None,
         access: AccessLog | None = None,
         again: Callable[[], Served] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
-        security, metrics = security or Security(), Metrics()
+        security, metrics = security or Security(), metrics or Metrics()
         self._limits = limits = replace(limits, connections=_within_reach(limits.connections))
         self._access = access
         self._complained = -_SILENCE
