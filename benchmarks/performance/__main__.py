@@ -26,6 +26,7 @@ QUESTIONS = (
     "detectors",
     "intervals",
     "ensembles",
+    "service",
     "members",
     "scaling",
 )
