@@ -20,6 +20,7 @@ WRITERS = {  # functions that write, by file
     "src/dapcal/experiments/datasets/decoded.py": {"_write"},
     "src/dapcal/experiments/datasets/downloads.py": {"download"},
     "src/dapcal/experiments/page/no_harm.py": {"write"},
+    "src/dapcal/experiments/page/performance.py": {"write"},
     "src/dapcal/experiments/page/results.py": {"write"},
     "src/dapcal/experiments/runner.py": {"run_and_write"},
     "src/dapcal/experiments/gap/experiment.py": {"_train"},

@@ -27,7 +27,9 @@ QUESTIONS = (
     "intervals",
     "ensembles",
     "service",
+    "predictions",
     "members",
+    "streams",
     "scaling",
 )
 PEERS = ("laplace-torch", "faiss-cpu", "scikit-learn", "pytorch-ood", "mapie", "fastapi")
