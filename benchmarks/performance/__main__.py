@@ -37,26 +37,31 @@ PEERS = ("laplace-torch", "faiss-cpu", "scikit-learn", "pytorch-ood", "mapie", "
 
 def main() -> None:
     options = _options()
-    state = json.loads(options.state.read_text()) if options.state.exists() else {}
     settings = {"commit": commit(), "repeats": options.repeats, "small": options.small}
-    failed = []
-    for number, name in enumerate(options.only or QUESTIONS, 1):
-        if not options.only and state.get(name, {}).get("settings") == settings:
+    options.answers.mkdir(parents=True, exist_ok=True)
+    asked, failed = options.only or QUESTIONS, []
+    for number, name in enumerate(asked, 1):
+        if not options.only and (known := answer(options.answers, name)) is not None and known["settings"] == settings:
             continue
-        print(f"{number}/{len(options.only or QUESTIONS)} {name}", flush=True)
-        answer = ask(name, options.repeats, options.small)
-        if answer is None:
+        print(f"{number}/{len(asked)} {name}", flush=True)
+        found = ask(name, options.repeats, options.small)
+        if found is None:
             failed.append(name)
-            continue
-        state[name] = answer | {"settings": settings}
-        options.state.parent.mkdir(parents=True, exist_ok=True)
-        write_text(options.state, json.dumps(state))
-    missing = [name for name in QUESTIONS if state.get(name, {}).get("settings", {}).get("small") != options.small]
+        else:
+            write_text(options.answers / f"{name}.json", json.dumps(found | {"settings": settings}))
+    answers = {name: answer(options.answers, name) for name in QUESTIONS}
+    missing = [name for name, known in answers.items() if known is None]
     if failed or missing:
         sys.exit(f"without an answer: {', '.join(dict.fromkeys([*failed, *missing]))}; run it again for these")
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    found = {"experiment": "performance", **told(options.small), "questions": {name: state[name] for name in QUESTIONS}}
+    found = {"experiment": "performance", **told(options.small), "questions": answers}
     write_text(options.out, as_json(with_leaves(found, short)))
+
+
+def answer(folder: Path, name: str) -> dict[str, Any] | None:
+    """What a question was answered with the last time; None where it was not."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
 def ask(name: str, repeats: int, small: bool) -> dict[str, Any] | None:
@@ -105,7 +110,7 @@ def _options() -> argparse.Namespace:
         parser.error(f"Expected questions among {', '.join(QUESTIONS)}, got {', '.join(sorted(unknown))}")
     options.repeats = options.repeats or (2 if options.small else 5)
     name = "performance-small" if options.small else "performance"
-    options.state = Path("build") / f"{name}-answers.json"
+    options.answers = Path("build") / name
     options.out = Path("build" if options.small else "results") / f"{name}.json"
     return options
 
