@@ -108,11 +108,12 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_run_goes_on_with_questions_that_have_no_answer(questions, monkeypatch):
     with pytest.raises(SystemExit, match="without an answer: b"):
         bench.main()
-    assert not Path("results/performance.json").exists()
+    assert json.loads(Path("results/performance.json").read_text())["missing"] == ["b"]
     bench.main()
     assert questions == ["a", "b", "c", "b"]
     found = json.loads(Path("results/performance.json").read_text())
     assert list(found["questions"]) == ["a", "b", "c"]
+    assert found["missing"] == []
     assert found["questions"]["b"]["settings"] == {"commit": "abc", "repeats": 5, "small": False}
     monkeypatch.setattr(bench, "commit", lambda: "def")
     bench.main()

@@ -49,13 +49,13 @@ def main() -> None:
             failed.append(name)
         else:
             write_text(options.answers / f"{name}.json", json.dumps(found | {"settings": settings}))
-    answers = {name: answer(options.answers, name) for name in QUESTIONS}
-    missing = [name for name, known in answers.items() if known is None]
+    answers = {name: known for name in QUESTIONS if (known := answer(options.answers, name)) is not None}
+    missing = [name for name in QUESTIONS if name not in answers]
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"experiment": "performance", **told(options.small), "questions": answers, "missing": missing}
+    write_text(options.out, as_json(with_leaves(found, short)))
     if failed or missing:
         sys.exit(f"without an answer: {', '.join(dict.fromkeys([*failed, *missing]))}; run it again for these")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    found = {"experiment": "performance", **told(options.small), "questions": answers}
-    write_text(options.out, as_json(with_leaves(found, short)))
 
 
 def answer(folder: Path, name: str) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ from performance.turns import in_turns, shares
 __all__ = ["rows"]
 
 MEMBERS, MOST = 5, Limit(1.6)
-REASON = "five matrix products of this size take longer than one on two cores, whatever is saved around them"
 
 
 def rows(repeats: int, small: bool) -> list[Row]:
@@ -35,7 +34,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
     ways = {"five": partial(side_by_side, MEMBERS), "one": partial(side_by_side, 1), "trainer": alone}
     seconds = in_turns(ways, repeats)
     name = f"five members of 20-64-64-3, {count:,} rows, {epochs} epochs"
-    told = {"limit": MOST, "reason": REASON, "profile": shares(ways["five"])}
+    told = {"limit": MOST, "profile": shares(ways["five"])}
     return [
         Row(name, "s", seconds["five"], "one member, the same way", seconds["one"], **told),
         Row(name, "s", seconds["five"], "one network by `posteriors.map.fit`", seconds["trainer"], **told),

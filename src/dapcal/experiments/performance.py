@@ -54,7 +54,6 @@ class Row:
         peer: who else did it.
         theirs: their number in every run; run i of both stood next to each other.
         limit: what it may be; None: the row is there to be known.
-        reason: why it is more, said on the page where the limit is missed.
         note: what else the page says of it, e.g. how far the answers are apart.
         profile: by part of our time its share, where that was looked at.
     """
@@ -65,7 +64,6 @@ class Row:
     peer: str = ""
     theirs: list[float] = field(default_factory=list)
     limit: Limit | None = None
-    reason: str = ""
     note: str = ""
     profile: dict[str, float] = field(default_factory=dict)
 
