@@ -29,6 +29,7 @@ QUESTIONS = (
     "service",
     "predictions",
     "members",
+    "files",
     "streams",
     "scaling",
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import faiss
 
-from dapcal.distances.neighbors import TorchIndex
+from dapcal.distances import IVF, TorchIndex
 from dapcal.experiments.performance import Line
 from performance.nearest import made
 from performance.turns import in_turns
@@ -14,7 +14,8 @@ from performance.turns import in_turns
 __all__ = ["lines"]
 
 POINTS, QUERIES, NUMBERS = 100_000, 1_000, 64
-OURS, FAISS = "exact, ours", "exact, faiss"
+PROBES, MOST_LISTED = 16, 10**6  # lists that are searched, and points that lists are built of within a minute
+OURS, FAISS, LISTS = "exact, ours", "exact, faiss", f"approximate, ours: {PROBES} lists searched"
 
 
 def lines(repeats: int, small: bool) -> list[Line]:
@@ -31,16 +32,20 @@ def lines(repeats: int, small: bool) -> list[Line]:
 
 
 def line(over: str, sizes: list[int], shape: Callable[[int], tuple[int, int, int]], repeats: int) -> list[Line]:
-    """Of both ways."""
-    found = {OURS: [], FAISS: []}
+    """Of every way."""
+    found: dict[str, list[list[float]]] = {OURS: [], FAISS: [], LISTS: []}
     for size in sizes:
         for way, seconds in in_turns(ways(*shape(size)), repeats).items():
             found[way].append(seconds)
-    return [Line(way, over, sizes, seconds) for way, seconds in found.items()]
+    return [Line(way, over, sizes[: len(seconds)], seconds) for way, seconds in found.items()]
 
 
 def ways(queries: int, points: int, numbers: int) -> dict[str, Callable[[], object]]:
-    """Searches among the same points, of which there is one copy."""
+    """Searches among the same points, with every index built before."""
     train, new = made(points, numbers, 0), made(queries, numbers, 1)
     index = TorchIndex(train)
-    return {OURS: lambda: index.query(new, 1), FAISS: lambda: faiss.knn(new.numpy(), train.numpy(), 1)}
+    found = {OURS: lambda: index.query(new, 1), FAISS: lambda: faiss.knn(new.numpy(), train.numpy(), 1)}
+    if points <= MOST_LISTED:
+        lists = IVF(probes=PROBES)(train)
+        found[LISTS] = lambda: lists.query(new, 1)
+    return found
