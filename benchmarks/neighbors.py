@@ -17,10 +17,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import faiss
+import numpy as np
 import sklearn
 import torch
 from sklearn.neighbors import NearestNeighbors
@@ -37,6 +39,9 @@ from dapcal.posteriors import laplace
 SIZES = [(10_000, 60_000, 64), (10_000, 60_000, 784), (65_536, 8_000, 40), (1_000, 500_000, 64), (1, 8_000, 40)]
 SCALING = [10_000, 100_000, 1_000_000]
 DIMENSION = 64
+
+Search = Callable[[Tensor], np.ndarray]
+"""From queries (N, P) to the index of the nearest point, (N,)."""
 
 
 def main() -> None:
@@ -59,15 +64,8 @@ def sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a size: seconds of each, and ours over the others."""
     rows = []
     for queries, points, dimension in SIZES:
-        train, asked = _normal(points, dimension), _normal(math.ceil(options.share * queries), dimension, seed=1)
-        flat, exact = faiss.IndexFlatL2(dimension), TorchIndex(train)
-        flat.add(train.numpy())
-        brute = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(train.numpy())
-        ways: dict[str, Callable[[], Any]] = {
-            "dapcal": lambda exact=exact, asked=asked: exact.query(asked, 1),
-            "faiss": lambda flat=flat, asked=asked: flat.search(asked.numpy(), 1),
-            "sklearn": lambda brute=brute, asked=asked: brute.kneighbors(asked.numpy()),
-        }
+        train, asked = normal(points, dimension), normal(math.ceil(options.share * queries), dimension, seed=1)
+        ways = {name: partial(build(train), asked) for name, build in INDEXES.items()}
         took = _interleaved(ways, options.runs if queries > 1 else 100 * options.runs)
         row: dict[str, Any] = {"queries": len(asked), "points": points, "dimension": dimension}
         row["ms"] = {
@@ -80,12 +78,31 @@ def sizes(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def _dapcal(points: Tensor) -> Search:
+    index = TorchIndex(points)
+    return lambda asked: index.query(asked, 1)[1][:, 0].numpy()
+
+
+def _faiss(points: Tensor) -> Search:
+    flat = faiss.IndexFlatL2(points.shape[1])
+    flat.add(points.numpy())
+    return lambda asked: flat.search(asked.numpy(), 1)[1][:, 0]
+
+
+def _sklearn(points: Tensor) -> Search:
+    brute = NearestNeighbors(n_neighbors=1, algorithm="brute").fit(points.numpy())
+    return lambda asked: brute.kneighbors(asked.numpy())[1][:, 0]
+
+
+INDEXES: dict[str, Callable[[Tensor], Search]] = {"dapcal": _dapcal, "faiss": _faiss, "sklearn": _sklearn}
+
+
 def scaling(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds a query over the number of points, and the slope on logarithmic axes."""
     rows = []
-    asked = _clustered(500, seed=1)
+    asked = clustered(500, seed=1)
     for points in SCALING:
-        train = _clustered(points)
+        train = clustered(points)
         exact, lists = TorchIndex(train), IVF()(train)
         ways = {"exact": lambda exact=exact: exact.query(asked, 1), "IVF": lambda lists=lists: lists.query(asked, 1)}
         took = _interleaved(ways, options.runs)
@@ -100,7 +117,7 @@ def large(options: argparse.Namespace) -> dict[str, Any]:
     """Ten million points of 64 numbers: an index built, saved, loaded and asked."""
     with tempfile.TemporaryDirectory() as folder:
         train = _mapped(Path(folder) / "points", options.points)
-        asked = _clustered(10_000, seed=1)
+        asked = clustered(10_000, seed=1)
         result: dict[str, Any] = {"points": options.points, "dimension": DIMENSION, "gigabytes": train.nbytes / 1e9}
         timed = _Timed(result)
         lists = timed("build", lambda: OnDisk(Path(folder) / "lists", IVF(options.lists))(train))
@@ -147,11 +164,11 @@ class _Timed:
 
 def _around(index: Any, network: nn.Module) -> dapcal.Calibrated:
     """A calibrated posterior whose distance asks this index."""
-    x = _clustered(400)
+    x = clustered(400)
     data = x, torch.arange(400) % 3
     posterior = laplace.last_layer(network, Categorical(), data)
     calibrated = dapcal.calibrate(
-        posterior, train=data, held_out=(_clustered(200, seed=2), data[1][:200]), distance=Space(Identity())
+        posterior, train=data, held_out=(clustered(200, seed=2), data[1][:200]), distance=Space(Identity())
     )
     (space,) = calibrated.distance.spaces
     metric = NearestNeighbor(index, 1, "max")
@@ -190,11 +207,11 @@ def _slope(pairs: list[tuple[float, float]]) -> float:
     return slope
 
 
-def _normal(number: int, dimension: int, seed: int = 0) -> Tensor:
+def normal(number: int, dimension: int, seed: int = 0) -> Tensor:
     return torch.randn(number, dimension, generator=torch.Generator().manual_seed(seed))
 
 
-def _clustered(number: int, seed: int = 0) -> Tensor:
+def clustered(number: int, seed: int = 0) -> Tensor:
     """Points as features lie: 1,000 clusters that vary in ten directions, and a little in all."""
     fixed = torch.Generator().manual_seed(99)
     centers, ways = 3 * torch.randn(1000, 10, generator=fixed), torch.randn(10, DIMENSION, generator=fixed)
@@ -207,7 +224,7 @@ def _mapped(path: Path, number: int) -> Tensor:
     """Such points in a file that is mapped into memory, made a million at a time."""
     with path.open("wb") as file:
         for part, start in enumerate(range(0, number, 1_000_000)):
-            file.write(_clustered(min(1_000_000, number - start), seed=100 + part).numpy().data)
+            file.write(clustered(min(1_000_000, number - start), seed=100 + part).numpy().data)
     return torch.from_file(str(path), shared=False, size=number * DIMENSION).view(number, DIMENSION)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import faiss
+import torch
+from neighbors import DIMENSION, clustered, normal
+from torch import Tensor
 
 from dapcal.distances import IVF, TorchIndex
 from dapcal.experiments.performance import Line
-from performance.nearest import made
 from performance.turns import in_turns
 
 __all__ = ["lines"]
 
-POINTS, QUERIES, NUMBERS = 100_000, 1_000, 64
+POINTS, QUERIES = 100_000, 1_000
 PROBES, MOST_LISTED = 16, 10**6  # lists that are searched, and points that lists are built of within a minute
 OURS, FAISS, LISTS = "exact, ours", "exact, faiss", f"approximate, ours: {PROBES} lists searched"
 
@@ -25,27 +27,36 @@ def lines(repeats: int, small: bool) -> list[Line]:
     over_numbers = [4, 16, 64, 256, 1024]
     points, queries = (POINTS // 10, QUERIES // 10) if small else (POINTS, QUERIES)
     return [
-        *line("training points", over_points, lambda size: (100, size, NUMBERS), repeats),
-        *line("queries", over_queries, lambda size: (size, points, NUMBERS), repeats),
-        *line("numbers of a point", over_numbers, lambda size: (queries, points, size), repeats),
+        *line("training points", over_points, lambda size: (as_features(size), as_features(100, 1)), repeats),
+        *line("queries", over_queries, lambda size: (as_features(points), as_features(size, 1)), repeats),
+        *line(
+            "numbers of a point", over_numbers, lambda size: (normal(points, size), normal(queries, size, 1)), repeats
+        ),
     ]
 
 
-def line(over: str, sizes: list[int], shape: Callable[[int], tuple[int, int, int]], repeats: int) -> list[Line]:
-    """Of every way."""
+def line(over: str, sizes: list[int], made: Callable[[int], tuple[Tensor, Tensor]], repeats: int) -> list[Line]:
+    """Of every way; `made` gives points and queries of a size."""
     found: dict[str, list[list[float]]] = {OURS: [], FAISS: [], LISTS: []}
     for size in sizes:
-        for way, seconds in in_turns(ways(*shape(size)), repeats).items():
+        for way, seconds in in_turns(ways(*made(size)), repeats).items():
             found[way].append(seconds)
     return [Line(way, over, sizes[: len(seconds)], seconds) for way, seconds in found.items()]
 
 
-def ways(queries: int, points: int, numbers: int) -> dict[str, Callable[[], object]]:
+def ways(points: Tensor, asked: Tensor) -> dict[str, Callable[[], object]]:
     """Searches among the same points, with every index built before."""
-    train, new = made(points, numbers, 0), made(queries, numbers, 1)
-    index = TorchIndex(train)
-    found = {OURS: lambda: index.query(new, 1), FAISS: lambda: faiss.knn(new.numpy(), train.numpy(), 1)}
-    if points <= MOST_LISTED:
-        lists = IVF(probes=PROBES)(train)
-        found[LISTS] = lambda: lists.query(new, 1)
+    index = TorchIndex(points)
+    found = {OURS: lambda: index.query(asked, 1), FAISS: lambda: faiss.knn(asked.numpy(), points.numpy(), 1)}
+    if len(points) <= MOST_LISTED:
+        lists = IVF(probes=PROBES)(points)
+        found[LISTS] = lambda: lists.query(asked, 1)
     return found
+
+
+def as_features(count: int, seed: int = 0) -> Tensor:
+    """Points as features lie, made a million at a time, so that there is one copy of them."""
+    made = torch.empty(count, DIMENSION)
+    for part, block in enumerate(made.split(10**6)):
+        block.copy_(clustered(len(block), 1000 * seed + part))
+    return made
