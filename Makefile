@@ -8,7 +8,7 @@ LOWEST := .venv-lowest
 LOWEST_STAMP := $(LOWEST)/.installed
 PEERS_PIP := $(PEERS)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-peers test-lowest torture wheel check-wheel docs format results page clean
+.PHONY: demo test test-peers test-lowest torture wheel check-wheel docs format results page bench clean
 
 demo: $(STAMP)
 	$(VENV)/bin/dapcal demo
@@ -47,7 +47,7 @@ results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of RE
 	$(VENV)/bin/python docs/figures.py
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 
-page: $(STAMP)  # docs/results.md and no-harm.md with their figures, and the README's table, from the files in results/
+page: $(STAMP)  # docs/results.md, no-harm.md and performance.md with their figures, and the README's table, from the files in results/
 	$(VENV)/bin/python -m dapcal.experiments.page.results results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.no_harm results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.choosing results docs/choosing.md
@@ -57,7 +57,12 @@ page: $(STAMP)  # docs/results.md and no-harm.md with their figures, and the REA
 	$(VENV)/bin/python -m dapcal.experiments.page.multi_label results docs/targets.md
 	$(VENV)/bin/python -m dapcal.experiments.page.table_flags results docs/unusual-rows.md
 	$(VENV)/bin/python -m dapcal.experiments.page.table_accuracy results docs/tables.md
+	$(VENV)/bin/python -m dapcal.experiments.page.performance results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
+
+bench: $(PEERS_STAMP)  # half an hour of speed and memory beside other libraries, QUICK=1: small; goes on where interrupted
+	PYTHONPATH=benchmarks $(PEERS)/bin/python -m performance $(if $(QUICK),--small)
+	$(if $(QUICK),,$(PEERS)/bin/python -m dapcal.experiments.page.performance results docs)
 
 docs: $(STAMP)  # the site, into site/; not --quiet, which hides warnings from --strict
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
@@ -79,9 +84,9 @@ $(PEERS_STAMP): pyproject.toml constraints.txt
 	$(PEERS_PIP) torch
 	$(PEERS_PIP) -e '.[test]'
 	$(PEERS_PIP) torchmetrics opt-einsum tqdm einops einconv linear_operator unfoldNd \
-	  posteriors numpyro transformers lightning 'peft>=0.13' 'accelerate>=1.0' mlflow-skinny tabm rtdl-num-embeddings crepes
+	  posteriors numpyro transformers lightning 'peft>=0.13' 'accelerate>=1.0' mlflow-skinny tabm rtdl-num-embeddings crepes mapie
 	$(PEERS_PIP) --no-deps laplace-torch curvlinops-for-pytorch backpack-for-pytorch asdfghjkl==0.1a4 \
-	  bayesian-torch torch-uncertainty
+	  bayesian-torch torch-uncertainty pytorch-ood
 	touch $(PEERS_STAMP)
 
 $(LOWEST_STAMP): pyproject.toml scripts/lowest.py

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PAGE = 1 / 256  # MiB: less than that cannot be told from nothing
+
 
 class Alone(NamedTuple):
     """What one call took."""
@@ -52,7 +54,7 @@ def _main(module: str, function: str, arguments: str) -> None:
     before, started = resident("VmRSS"), time.perf_counter()
     value = call()
     took = time.perf_counter() - started
-    print(json.dumps(Alone(took, resident("VmHWM") - before, value)))
+    print(json.dumps(Alone(took, max(resident("VmHWM") - before, PAGE), value)))
 
 
 if __name__ == "__main__":

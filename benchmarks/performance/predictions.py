@@ -44,7 +44,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
             "start": partial(predict, model, folder / "few.parquet"),
             FLOOR: floor(searches, count),
         }
-        found = in_turns(ways, repeats)
+        found = in_turns(ways, repeats, warm=False)  # processes, which start cold anyway
     rate = {way: [count / took for took in found[way]] for way in (FLOOR,)}
     for way in ("parquet", "csv"):
         apart = zip(found[way], found["start"], strict=True)

@@ -31,6 +31,7 @@ TITLES = {  # question in the file: heading, what was done
     "streams": ("Data larger than memory", "Training images that stay on disk."),
     "scaling": ("Sizes", "Time over sizes."),
 }
+NOT_YET = "Not measured yet."
 REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer, and why it misses its limit
     "members": {
         "": "Five products of small matrices take longer than one, whatever is saved around them",
@@ -54,8 +55,11 @@ class Page(NamedTuple):
 
 
 def read(folder: Path) -> Found:
-    """The file of `make bench`."""
-    about = json.loads((folder / "performance.json").read_text(encoding="utf-8"))
+    """The file of `make bench`; what is missing is everything where there is none."""
+    path = folder / "performance.json"
+    if not path.exists():
+        return Found({}, [], {"questions": {}, "missing": list(TITLES)})
+    about = json.loads(path.read_text(encoding="utf-8"))
     questions = about["questions"]
     rows = {name: [from_plain(row) for row in own.get("rows", ())] for name, own in questions.items()}
     lines = [Line(**line) for own in questions.values() for line in own.get("lines", ())]
@@ -68,14 +72,15 @@ def performance_page(text: str, folder: Path) -> Page:
     compared, grown = ratios(found.rows, TITLES), scaling(found.lines)
     blocks = {
         "performance-verdict": _verdict(found),
-        "performance-ratios": _shown(compared),
-        "performance-rows": "\n\n".join(_section(name, rows) for name, rows in found.rows.items()),
-        "performance-scaling": f"{_shown(grown)}\n\n{_slopes(found.lines)}" if found.lines else "Not measured yet.",
-        "performance-environment": _environment(found.about),
+        "performance-ratios": _shown(compared) if found.rows else NOT_YET,
+        "performance-rows": "\n\n".join(_section(name, rows) for name, rows in found.rows.items()) or NOT_YET,
+        "performance-scaling": f"{_shown(grown)}\n\n{_slopes(found.lines)}" if found.lines else NOT_YET,
+        "performance-environment": _environment(found.about) if found.about["questions"] else NOT_YET,
     }
     for name, content in blocks.items():
         text = replaced(text, table_begin(name), TABLE_END, f"\n{content}\n")
-    return Page(text, [compared, grown] if found.lines else [compared])
+    drawings = {compared: bool(found.rows), grown: bool(found.lines)}
+    return Page(text, [drawing for drawing, is_shown in drawings.items() if is_shown])
 
 
 def write(results: Path, docs: Path) -> None:
