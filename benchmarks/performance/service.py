@@ -21,6 +21,7 @@ __all__ = ["rows"]
 
 RATE, CONNECTIONS, BATCH, BATCHES = 200, 64, 1000, 4
 PEER = "FastAPI with five bare networks"
+NOTE = "the peer answers with probabilities alone: without distances, p-values, or checks of what a row holds"
 
 
 def rows(repeats: int, small: bool) -> list[Row]:
@@ -37,7 +38,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
         f"batches of {BATCH:,} rows": "rows/s",
     }
     return [
-        Row(name, unit, [one[place] for one, _ in found], PEER, [two[place] for _, two in found], limits[place])
+        Row(name, unit, [one[place] for one, _ in found], PEER, [two[place] for _, two in found], limits[place], NOTE)
         for place, (name, unit) in enumerate(names.items())
     ]
 
