@@ -135,6 +135,7 @@ def measured(table: pa.Table, target: str, seed: int) -> dict[str, Any]:
         **units,
         "unseen category": unseen,
         "blank row": auroc(-p_values(model, blank), -ordinary),
+        "blank row, score": auroc(*(model.calibrated.predict(model.encoder(own).x).ood_score for own in (blank, test))),
         "subgroup": subgroups(table, target, important, numbers, seed),
     }
 
@@ -200,6 +201,7 @@ def left_out(table: pa.Table, target: str, group: np.ndarray, seed: int) -> dict
     x = {name: model.encoder(one).x for name, one in (("train", train), ("test", test), ("strange", strange))}
     plain = {name: np.minimum(values.numpy(), 1e3) for name, values in x.items()}
     near = NearestNeighbors(n_neighbors=1).fit(plain["train"])
+    fewer = NearestNeighbors(n_neighbors=1).fit(np.minimum(model.train.x.numpy(), 1e3))
     forest = IsolationForest(random_state=seed).fit(plain["train"])
 
     def by(score: Any) -> float:
@@ -210,6 +212,7 @@ def left_out(table: pa.Table, target: str, group: np.ndarray, seed: int) -> dict
         "ours": auroc(-p_values(model, strange), -p_values(model, test)),
         "ours, score": auroc(*scores),
         "nearest neighbours": by(lambda values: near.kneighbors(values)[0][:, 0]),
+        "nearest neighbours, of the rows that we compare with": by(lambda values: fewer.kneighbors(values)[0][:, 0]),
         "isolation forest": by(lambda values: -forest.score_samples(values)),
     }
 

@@ -228,3 +228,12 @@ def test_epochs_are_as_many_as_rows_allow(small, tmp_path: Path, monkeypatch):
     others = Labelled(known.train.x, known.train.y)
     trained_on(known, others, 1, recipe, lambda *told: stages.append(told))
     assert stages[-1] == ("training on all rows", 6, 6)  # two members, three epochs
+
+
+def test_weights_are_refused_where_rows_are_too_many_to_hold(small, tmp_path):
+    path = tmp_path / "houses.parquet"
+    pyarrow.parquet.write_table(houses(), path)
+    sample = tables.sample(path)
+    for given in ({"weight": "area"}, {"class_weights": "balanced"}):
+        with pytest.raises(ValueError, match="count alike"):
+            large_tables.fit(sample, lambda kinds: tables.stream(path, kinds), "kind", recipe=Recipe(), **given)

@@ -101,7 +101,8 @@ def test_the_guard_is_checked_after_the_choice(monkeypatch):
     fitted = fit(*numbers(120), Gaussian(), 1, replace(QUICK, guard=0.0))
     assert isinstance(fitted.calibrated.adjust, Unchanged)
     assert (fitted.gaps.chosen, fitted.gaps.held_back) == ("none", ("Revert",))
-    assert "the guard on held-out rows keeps Revert from gaining" in fitted.calibrated.notes[-1]
+    told = "the guard on held-out rows keeps Revert from gaining"
+    assert any(told in note for note in fitted.calibrated.notes)
 
 
 def test_numbers_stored_are_those_of_the_chosen_phi():

@@ -160,7 +160,8 @@ def test_members_that_learnt_all_rows_predict_and_those_before_are_what_doubts(s
     x = steps.x[:50] + 0.01  # held-out rows themselves would tie with their own scores
     new, deployed = calibrated(x), calibrated.module()(x)
     assert torch.allclose(deployed.mean, new.mean, atol=1e-6)
-    assert torch.allclose(deployed.ood_p_value, new.ood_p_value)
+    step = 1 / (len(calibrated.evidence.held_out) + 1)  # by which rounding may shift a row that gave a p-value itself
+    assert torch.allclose(deployed.ood_p_value, new.ood_p_value, atol=1.01 * step)
 
 
 def test_what_does_not_fit_is_refused(steps: Labelled, tmp_path) -> None:

@@ -127,6 +127,24 @@ def shuffled(data: Labelled, order: Tensor, batch_size: int, done: int = 0) -> I
         yield data.x[index], data.y[index]
 
 
+def order_of(n: int, generator: torch.Generator, weights: Tensor | None = None) -> Tensor:
+    """The rows of an epoch in random order, (n,); with weights (n,) row i is there n · w_i/Σw times, in the mean.
+
+    Systematic sampling: the number of times is that share rounded up or down, so that little is left to chance.
+
+    >>> order_of(6, torch.Generator().manual_seed(0), torch.tensor([0.0, 1, 1, 1, 1, 2])).sort().values
+    tensor([1, 2, 3, 4, 5, 5])
+    """
+    order = torch.randperm(n, generator=generator)
+    if weights is None:
+        return order
+    share = weights.double().cpu()[order]
+    ends = (share.cumsum(0) / share.sum() * n + torch.rand(1, generator=generator, dtype=torch.float64)).floor().long()
+    ends[-1] = n  # whatever rounding says
+    times = torch.cat([ends[:1], ends.diff()])
+    return order.repeat_interleave(times)[torch.randperm(n, generator=generator)]
+
+
 def split(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Two random halves of n rows."""
     order = torch.randperm(n, generator=generator)

@@ -159,13 +159,15 @@ class _DistanceAware(BaseEstimator):
             self.scale_[constant] = 1.0
             x = self._standardised(X)
         else:
+            from dapcal.tables.coding import with_codes
             from dapcal.tables.column_space import column_space
             from dapcal.tables.encoder import fit_encoder
 
             table = _table(X)
             target = "y" + "_" * max(map(len, table.column_names))  # the name of no column
-            self.encoder_ = fit_encoder(table.append_column(target, [[0] * len(X)]), target)
-            x, evidence = self.encoder_(table).x, (column_space(self.encoder_),)
+            fitted_encoder = fit_encoder(table.append_column(target, [[0] * len(X)]), target)
+            self.encoder_, x = with_codes(fitted_encoder, table, y, recipe.seed)
+            evidence = (column_space(self.encoder_),)
             y = y.float() if y.is_floating_point() else y
         fitted = recipes.fit(x, y, likelihood, outputs, recipe, evidence=evidence)
         self.calibrated_, self.gaps_, self.train_x_ = fitted.calibrated, fitted.gaps, fitted.train.x

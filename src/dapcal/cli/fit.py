@@ -51,6 +51,12 @@ def fit(
     bounds: Annotated[
         str | None, typer.Option(help="Least and greatest value of the target, e.g. 0, or 0,100; 0, where it fits.")
     ] = None,
+    weight: Annotated[
+        str | None, typer.Option(help="Column that says how much a row counts in training; it is not an input.")
+    ] = None,
+    class_weight: Annotated[
+        str | None, typer.Option(help="How much classes count in training: balanced, or e.g. yes=5,no=1.")
+    ] = None,
     fast: Annotated[
         bool,
         typer.Option(
@@ -111,6 +117,8 @@ def fit(
             drop_unusable=drop_unusable,
             progress=said.progress,
             bounds=None if bounds is None else _bounds(bounds),
+            weight=weight,
+            class_weights=None if class_weight is None else _class_weights(class_weight),
         )
         for note in model.notes:
             said.note(note)
@@ -157,6 +165,15 @@ def _bounds(text: str) -> tuple[float | None, float | None]:
     except ValueError:
         raise ValueError(f"Expected --bounds as least,greatest, either may be left out (0,), got {text!r}") from None
     return lower, upper
+
+
+def _class_weights(text: str) -> str | dict[str, float]:
+    if "=" not in text:
+        return text
+    try:
+        return {name.strip(): float(value) for name, value in (part.rsplit("=", 1) for part in text.split(","))}
+    except ValueError:
+        raise ValueError(f"Expected --class-weight as balanced, or as class=weight,…, got {text!r}") from None
 
 
 def _numbers(summary: Summary) -> str:

@@ -129,14 +129,14 @@ class Blended(nn.Module):
 
     def __init__(self, draws: Members | Stacked, blend: Blend) -> None:
         super().__init__()
-        self.draws, self.share, self.weight = draws, blend.share, blend.weight
+        self.draws, self.share, self.weight, self.folds = draws, blend.share, blend.weight, blend.folds
         for field in fields(Trees):
             self.register_buffer(field.name, _copy(getattr(blend.trees, field.name)))
 
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:
         """Outputs (S, N, C)."""
         trees = Trees(**{field.name: self.get_buffer(field.name) for field in fields(Trees)})
-        return Blend(self.share, self.weight, trees).of(self.draws(x, entering), trees.by_steps(x))
+        return Blend(self.share, self.weight, trees, self.folds).of(self.draws(x, entering), trees.by_steps(x))
 
 
 class StackedLinear(nn.Module):

@@ -8,7 +8,7 @@ counts as regression.
 
 from dapcal.likelihoods.base import Decisions, Interval, Likelihood, Split, Task, Unconditional, expectation, normalised
 from dapcal.likelihoods.classes import Bernoulli, Categorical, ClassLikelihood
-from dapcal.likelihoods.conformal import Conformal, scores_of
+from dapcal.likelihoods.conformal import Conformal, Moments, crossed, scores_of
 from dapcal.likelihoods.counts import Poisson
 from dapcal.likelihoods.labels import MultiLabel
 from dapcal.likelihoods.normal import Gaussian, MeanAndNoise, NoiseHead, NormalLikelihood, log_normal
@@ -18,6 +18,7 @@ from dapcal.likelihoods.varying import VaryingNoise, places
 
 __all__ = [
     "Bernoulli", "Categorical", "ClassLikelihood", "Conformal", "Decisions", "FromQuantiles", "Gaussian", "Interval",
-    "Likelihood", "MeanAndNoise", "MultiLabel", "NoiseHead", "NormalLikelihood", "PerPlace", "Poisson", "Split", "Task",
-    "Unconditional", "VaryingNoise", "expectation", "log_normal", "normalised", "places", "scores_of",
+    "Likelihood", "MeanAndNoise", "Moments", "MultiLabel", "NoiseHead", "NormalLikelihood", "PerPlace", "Poisson",
+    "Split", "Task", "Unconditional", "VaryingNoise", "crossed", "expectation", "log_normal", "normalised", "places",
+    "scores_of",
 ]  # fmt: skip

@@ -3,27 +3,44 @@
 Split conformal prediction with normalised residuals |y − mean|/sd (Lei et al. 2018, arXiv:1604.04173): of n residuals
 the ⌈(n + 1) · level⌉-th smallest is the half-width. Then a new row is inside with probability `level` at least, and at
 most 1/(n + 1) more, whatever the network, as long as it is exchangeable with those rows.
+
+Where rows are few, none is spared: CV+ (Barber, Candès, Ramdas, Tibshirani 2021, arXiv:1905.02928). Members of every
+fold have not seen its rows; row i has its residual s_i from them, and an interval reaches from the
+⌊(n + 1)(1 − level)⌋-th smallest mean_k(i) − s_i sd_k(i) to the ⌈(n + 1) · level⌉-th smallest mean_k(i) + s_i sd_k(i),
+means and deviations of the new row by the members of fold k(i). A new row is inside with probability
+1 − 2 (1 − level) − √(2/n) at least, and with about `level` where members are stable.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dapcal.storing import Stores
 
+_ROWS = 1024  # that ends are sorted for at a time
+
+
+class Moments(NamedTuple):
+    """Of new rows, by the members of every fold; of one where there are none."""
+
+    mean: Tensor  # (F, N, K)
+    deviation: Tensor  # (F, N, K)
+
 
 @dataclass(frozen=True, eq=False)
 class Conformal:
-    """Residuals of judging rows, and what the target cannot exceed.
+    """Residuals of rows that members have not seen, and what the target cannot exceed.
 
     Attributes:
         scores: |y − mean|/sd, ascending, (n, K); none where intervals are bounded alone.
         lower: the least value of a target, in the network's unit; None: there is none.
         upper: the greatest.
+        fold: of every score, (n, K), by whose members it was measured; None: all draws have not seen any of the rows.
     """
 
     stores = Stores()
@@ -31,6 +48,12 @@ class Conformal:
     scores: Tensor
     lower: float | None = None
     upper: float | None = None
+    fold: Tensor | None = None
+
+    @property
+    def folds(self) -> int:
+        """F, that draws are of, one after the other and as many of each."""
+        return 1 if self.fold is None else int(self.fold.max()) + 1
 
     def __post_init__(self) -> None:
         if self.scores.ndim != 2 or not self.scores.is_floating_point():
@@ -49,11 +72,27 @@ class Conformal:
 
         With too few rows to say (fewer than level/(1 − level)): the largest residual, or `plain` if that is more.
         """
-        n = len(self.scores)
-        rank = math.ceil((n + 1) * level - 1e-9)
-        if 1 <= rank <= n:
+        rank = self._rank(level)
+        if 1 <= rank <= len(self.scores):
             return self.scores[rank - 1]
         return torch.cat([self.scores[-1:], self.scores.new_full((1, self.scores.shape[1]), plain)]).max(0).values
+
+    def ends(self, moments: Moments, level: float, plain: float) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends (N, K), not yet bounded."""
+        if self.fold is None:
+            half = self.half(level, plain).to(moments.mean) * moments.deviation[0]
+            return moments.mean[0] - half, moments.mean[0] + half
+        n, rank = len(self.scores), self._rank(level)
+        parts = []
+        for rows in torch.arange(moments.mean.shape[1]).split(_ROWS):
+            own = Moments(*(self._of_scores(part[:, rows]) for part in moments))  # (n, N, K)
+            scores = self.scores.to(own.mean)[:, None] if rank <= n else self.half(level, plain).to(own.mean)
+            reach = scores * own.deviation
+            high = (own.mean + reach).sort(0).values[min(rank, n) - 1]
+            low = (own.mean - reach).sort(0).values[max(n - rank, 0)]
+            parts.append(torch.stack([low, high]))
+        lower, upper = torch.cat(parts, 1)
+        return lower, upper
 
     def bounded(self, value: Tensor) -> Tensor:
         """The nearest value that a target can have."""
@@ -61,7 +100,31 @@ class Conformal:
             return value
         return value.clamp(self.lower, self.upper)
 
+    def _rank(self, level: float) -> int:
+        return math.ceil((len(self.scores) + 1) * level - 1e-9)
+
+    def _of_scores(self, moments: Tensor) -> Tensor:
+        """Moments (F, N, K) of the fold of every score, (n, N, K)."""
+        assert self.fold is not None
+        return moments.gather(0, self.fold[:, None].expand(-1, moments.shape[1], -1).to(moments.device))
+
 
 def scores_of(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
     """|y − mean|/sd of rows, ascending, (n, K)."""
     return ((y - mean).abs() / variance.sqrt()).double().sort(0).values
+
+
+def crossed(moments: Moments, y: Tensor, fold: Tensor, lower: float | None, upper: float | None) -> Conformal:
+    """What residuals of rows say, each by the members of the fold (n,) that it is in.
+
+    Args:
+        moments: of the rows, by the members of every fold, (F, n, K).
+        y: their targets, (n, K).
+        fold: of every row.
+        lower: bound of the target.
+        upper: likewise.
+    """
+    place = fold.to(y.device)[None, :, None].expand(1, *y.shape)
+    mean, deviation = (part.gather(0, place)[0] for part in moments)
+    scores, order = ((y - mean).abs() / deviation).double().sort(0)
+    return Conformal(scores, lower, upper, fold.to(order.device)[order])

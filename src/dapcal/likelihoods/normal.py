@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from dapcal.likelihoods.base import Interval, Likelihood, Unconditional, numbers_in_columns
-from dapcal.likelihoods.conformal import Conformal
+from dapcal.likelihoods.conformal import Conformal, Moments
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
 
@@ -71,8 +71,12 @@ class NormalLikelihood(Likelihood):
         return mean + variance.sqrt() * noise
 
     def interval(self, ensemble: Ensemble, level: float) -> Interval:
-        """Mean ± z · standard deviation of the Gaussian of the moments."""
-        return self.interval_of(self.mean(ensemble), self.variance(ensemble), level)
+        """Mean ± z · standard deviation of the Gaussian of the moments, or as `conformal` says."""
+        if self.conformal is None or not len(self.conformal.scores) or self.conformal.folds == 1:
+            return self.interval_of(self.mean(ensemble), self.variance(ensemble), level)
+        moments = self.moments_of_folds(ensemble, self.conformal.folds)
+        ends = self.conformal.ends(moments, level, _quantile(level))
+        return Interval(*(self.bounded(end) for end in ends))
 
     def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
         """Mean ± z · standard deviation, or as wide as residuals of judging rows say; within the target's bounds."""
@@ -85,10 +89,18 @@ class NormalLikelihood(Likelihood):
                 "them from predictions of the same targets"
             )
         if len(self.conformal.scores):
-            z = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
-            half = self.conformal.half(level, z).to(mean) * variance.sqrt()
+            half = self.conformal.half(level, _quantile(level)).to(mean) * variance.sqrt()
             plain = Interval(mean - half, mean + half)
         return Interval(self.bounded(plain.lower), self.bounded(plain.upper))
+
+    def moments_of_folds(self, ensemble: Ensemble, folds: int) -> Moments:
+        """Mean and standard deviation by the draws of every fold, one after the other and as many of each, (F, N, K).
+
+        What distance adds is the same for all of them.
+        """
+        own = [self.conditional(draws.double()) for draws in ensemble.outputs.chunk(folds)]
+        variance = [part.mean.var(0, correction=0) + part.variance.mean(0) + ensemble.spread for part in own]
+        return Moments(torch.stack([part.mean.mean(0) for part in own]), torch.stack(variance).sqrt())
 
     def bounded(self, value: Tensor) -> Tensor:
         """The nearest value that a target can have."""
@@ -203,6 +215,11 @@ class MeanAndNoise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Locations and raw noises side by side."""
         return torch.cat([self.mean(x), self.noise(x)], -1)
+
+
+def _quantile(level: float) -> float:
+    """z, within which a standard Gaussian is with probability `level`."""
+    return math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64)))
 
 
 def log_normal(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ def fit(
     drop_unusable: bool = False,
     progress: Stages | None = None,
     bounds: tuple[float | None, float | None] | None = None,
+    weight: str | None = None,
+    class_weights: str | Mapping[str, float] | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others; a sample that is the whole table is fitted as it is.
 
@@ -51,8 +53,15 @@ def fit(
         drop_unusable: leave these out, with a note.
         progress: told (stage, done, total).
         bounds: of the target.
+        weight: a column that says how much rows count in training.
+        class_weights: how much the rows of a class count.
     """
     recipe, told = recipe or Recipe(), progress or (lambda *_: None)
+    if not sample.is_all and recipe.refit and (weight is not None or class_weights is not None):
+        raise ValueError(
+            f"Expected rows that count alike in a table of {sample.rows:,} rows, too many to hold; leave the weights "
+            "out, or use --fast, which learns from a sample of the rows alone"
+        )
     counters = [name for name in sample.counters() if name != target and name not in drop]
     table, rare = (sample.table, []) if sample.is_all else _without_rare(sample.table, target, task)
     model = table_fitting.fit(
@@ -65,6 +74,8 @@ def fit(
         drop_unusable=drop_unusable,
         progress=progress,
         bounds=bounds,
+        weight=weight,
+        class_weights=class_weights,
     )
     if sample.is_all:
         return model

@@ -110,7 +110,7 @@ class Subject:
     @property
     def likelihood(self) -> Likelihood:
         """What outputs say about targets."""
-        return self.calibrated.posterior.likelihood
+        return self.calibrated.judging.posterior.likelihood
 
     @property
     def judging(self) -> Tensor | None:

@@ -11,8 +11,10 @@ from torch import Tensor
 from dapcal import recipes
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
+from dapcal.models.table_weights import row_weights
 from dapcal.progress import Stages
 from dapcal.recipes import Bounds, Recipe
+from dapcal.tables.coding import with_codes
 from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
@@ -32,6 +34,8 @@ def fit(
     drop_unusable: bool = False,
     progress: Stages | None = None,
     bounds: tuple[float | None, float | None] | None = None,
+    weight: str | None = None,
+    class_weights: str | Mapping[str, float] | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others.
 
@@ -46,22 +50,28 @@ def fit(
         progress: told (stage, done, total).
         bounds: the least and the greatest value that the target can have, None for no limit: intervals stay within; by
             default 0 where no training row is below it.
+        weight: a column of numbers >= 0: how much a row counts in training; no input, and not wanted of new rows.
+        class_weights: how much the rows of a class count, by its name, or "balanced": every class as much in all.
     """
+    drop = (*drop, *([weight] if weight is not None and weight not in drop else []))
     encoder = fit_encoder(table, target, drop, unusable, drop_unusable)
     rows, left_out = with_target(table, target)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)
     recipe = recipe or Recipe()
-    x, y = encoder(rows).x, goal.encode(rows[target], name=target)
+    y = goal.encode(rows[target], name=target)
+    encoder, x = with_codes(encoder, rows, y, recipe.seed)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     limits, told = _bounds(goal, y, bounds, target)
     spaces = (column_space(encoder),)
-    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits)
+    weights, weighed = row_weights(rows, y, goal, weight, class_weights)
+    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits, weights)
     spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
         *([left_out] if left_out else []),
         *([told] if told else []),
+        *weighed,
         *([spelling] if spelling else []),
         *_copies(x, y),
         *encoder.notes,

@@ -6,7 +6,7 @@ ends early goes on to the left until the last level.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -92,6 +92,7 @@ class Blend:
         share: of a network's outputs.
         weight: of the trees'.
         trees: with an output for each of the network's; one for two classes is their difference.
+        folds: more than one: trees have an output for each fold, and every fold's share of the draws has its own.
     """
 
     stores = Stores()
@@ -99,13 +100,16 @@ class Blend:
     share: float
     weight: float
     trees: Trees
+    folds: int = 1
 
     def __call__(self, outputs: Tensor, x: Tensor) -> Tensor:
-        """Outputs (..., N, C) of networks at rows (N, P), with the trees'."""
+        """Outputs (..., N, C) of networks at rows (N, P), with the trees'; of several folds (S, N, 1)."""
         return self.of(outputs, self.trees(x.to(outputs.device)))
 
     def of(self, outputs: Tensor, trees: Tensor) -> Tensor:
-        """Outputs (..., N, C) of networks with those of the trees (N, 1 or C) at the same rows."""
+        """Outputs (..., N, C) of networks with those of the trees (N, 1 or C, or one a fold) at the same rows."""
+        if self.folds > 1:
+            trees = trees.mT[:, :, None].repeat_interleave(len(outputs) // self.folds, 0)  # (S, N, 1)
         return self.share * outputs + self.weight * logits(trees, outputs.shape[-1])
 
 
@@ -114,6 +118,12 @@ def logits(trees: Tensor, outputs: int) -> Tensor:
     if trees.shape[-1] == outputs:
         return trees
     return torch.cat([-0.5 * trees, 0.5 * trees], -1)
+
+
+def side_by_side(parts: Sequence[Trees]) -> Trees:
+    """Trees of as many rounds and one depth as one, whose outputs are those of all of them."""
+    joined = {name: torch.cat([getattr(part, name) for part in parts], 1) for name in ("feature", "threshold", "value")}
+    return Trees(**joined, start=torch.cat([part.start for part in parts]))
 
 
 def from_histograms(model: Any, depth: int, dtype: torch.dtype) -> Trees:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dapcal.data import Data, Labelled, in_memory
 from dapcal.engines import Engine, named
@@ -87,7 +87,7 @@ def fit_each(
     make: Callable[[], nn.Module],
     likelihood: Likelihood,
     train: Sequence[Labelled],
-    held_out: Sequence[Labelled],
+    held_out: Sequence[Labelled] | None,
     *,
     members: int = 5,
     prior_scale: float = 1.0,
@@ -96,6 +96,8 @@ def fit_each(
     batch_size: int = 128,
     learning_rate: float = 1e-3,
     patience: int | None = None,
+    last: int | None = None,
+    row_weights: Sequence[Tensor] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
 ) -> list[NetworkPosterior]:
     """An ensemble for each of several training sets, all networks side by side: what `fit` gives for one, but faster.
@@ -104,7 +106,8 @@ def fit_each(
         make: returns a new network, a chain of linear layers and elementwise functions; called under a member's seed.
         likelihood: p(y | outputs).
         train: training sets of one size, targets as the likelihood wants them.
-        held_out: for each of them rows, of one number too, by whose NLL every member stays at its best epoch.
+        held_out: for each of them rows, of one number too, by whose NLL every member stays at its best epoch; None: it
+            stays at the last one.
         members: M, of every ensemble.
         prior_scale: σ0.
         seed: ensemble j is that of seed + j, as `fit` counts them.
@@ -112,6 +115,8 @@ def fit_each(
         batch_size: of every network.
         learning_rate: at the start.
         patience: epochs without a lower NLL after which a member stops.
+        last: epoch with which training ends, before the learning rate is zero.
+        row_weights: of the rows of every training set.
         progress: told how many epochs of how many are done.
     """
     seeds = [(place, (seed + place) * members + m) for place in range(len(train)) for m in range(members)]
@@ -125,6 +130,8 @@ def fit_each(
         learning_rate=learning_rate,
         prior_scale=prior_scale,
         patience=patience,
+        last=last,
+        row_weights=row_weights,
         progress=progress,
     )
     model, found = make(), []

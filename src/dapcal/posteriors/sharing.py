@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from dapcal.data import Labelled, batch_sizes
+from dapcal.data import Labelled, batch_sizes, order_of
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import vectorising
 from dapcal.posteriors import samples
@@ -41,6 +41,7 @@ def fit_each(
     weight_decay: float = 3e-4,
     patience: int | None = None,
     last: int | None = None,
+    row_weights: Sequence[Tensor] | None = None,
     seed: int = 0,
     progress: Callable[[Epoch], None] = lambda epoch: None,  # noqa: ARG005
 ) -> list[NetworkPosterior]:
@@ -63,6 +64,7 @@ def fit_each(
         weight_decay: of AdamW.
         patience: epochs without a better held-out likelihood after which a set stops.
         last: epoch with which training ends, before the learning rate is zero.
+        row_weights: of the rows of every training set.
         seed: of initial weights, batches and dropout.
         progress: told of every epoch, with the held-out NLL of the first set.
     """
@@ -82,13 +84,15 @@ def fit_each(
     count, best = rows.x.shape[1], Best(parameters)
     sizes = batch_sizes(count, batch_size)
     generators = [torch.Generator().manual_seed(seed + place) for place in range(len(makes))]
+    each: Sequence[Tensor | None] = row_weights or [None] * len(makes)
+    weighed = list(zip(generators, each, strict=True))
     step = 0
     device = rows.x.device
     with torch.random.fork_rng(devices=[]), vectorising():
         torch.random.default_generator.manual_seed(seed)  # of dropout
         for epoch in range(epochs if last is None else last):
             network.train()
-            order = torch.stack([torch.randperm(count, generator=own_order) for own_order in generators]).to(device)
+            order = torch.stack([order_of(count, *own) for own in weighed]).to(device)
             total = 0.0
             for index in order.split(sizes, 1):
                 for group in optimizer.param_groups:

@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     checkpoint: str | Path | None
     checkpoint_seconds: float
     progress: Progress | bool
+    row_weights: Tensor | None
     optimiser: Callable[[list[Tensor], float], Optimizer]
 
 
@@ -67,6 +68,7 @@ class Training:
         checkpoint_seconds: between two checkpoints; 0 writes one after every minibatch. A DataLoader's batches cannot
             be replayed, so with one checkpoints fall on the ends of epochs.
         progress: called after every epoch, or True for a bar with loss and held-out NLL (extra `progress`).
+        row_weights: of the training pairs, (N,): an epoch sees a pair in proportion to it; of data in memory.
     """
 
     epochs: int = 100
@@ -80,6 +82,7 @@ class Training:
     checkpoint: str | Path | None = None
     checkpoint_seconds: float = 30.0
     progress: Progress | bool = False
+    row_weights: Tensor | None = None
     optimiser: InitVar[Callable[[list[Tensor], float], Optimizer] | None] = None  # the name until 0.1.0
 
     def __post_init__(self, optimiser: Callable[[list[Tensor], float], Optimizer] | None) -> None:
@@ -93,12 +96,23 @@ class Training:
                 "Expected `epochs` >= 0, `batch_size` >= 1 and `learning_rate` > 0, got "
                 f"{self.epochs}, {self.batch_size} and {self.learning_rate}"
             )
+        if self.row_weights is not None:
+            check_weights(self.row_weights)
         if self.patience is not None and (self.held_out is None or self.patience < 1):
             raise ValueError(f"Expected `patience` >= 1 with `held_out` data to watch, got {self.patience}")
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The context that a network runs in."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
+
+
+def check_weights(weights: Tensor) -> None:
+    """Refuse what rows cannot weigh."""
+    if weights.ndim != 1 or not bool((weights >= 0).all()) or not 0 < float(weights.sum()) < float("inf"):
+        raise ValueError(
+            f"Expected `row_weights` as numbers >= 0, one a row and not all 0, got shape {tuple(weights.shape)} with a "
+            f"sum of {float(weights.sum()):g}; correct those rows"
+        )
 
 
 def schedule_of(training: Training, optimizer: Optimizer, train: Labelled | DataLoader) -> LRScheduler:

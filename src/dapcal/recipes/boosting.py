@@ -33,12 +33,14 @@ DEPTH = 6
 USUAL = 0.4  # weight of the trees
 SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)  # of networks and trees that are tried; together:
 TOGETHER = (0.5, 1.3)
-_FAST = {False: 0.1, True: 0.05}  # learning rate; of more than two classes, of which rounds have a tree each
+RATE = 0.1  # of learning; weights below one temper what many rounds are too sure of
 _ROUNDING = 1e-9  # what counts as no gain
 _LEAST_NOISE = 0.05  # share of the residuals' variance that is noise, whatever members say of themselves
 
 
-def with_trees(posterior: Posterior, train: Labelled, chooses: Labelled, seed: int) -> tuple[Posterior, str | None]:
+def with_trees(
+    posterior: Posterior, train: Labelled, chooses: Labelled, seed: int, weights: Tensor | None = None
+) -> tuple[Posterior, str | None]:
     """The posterior with trees beside its members, and a note; unchanged where that cannot be told or done.
 
     Args:
@@ -46,6 +48,7 @@ def with_trees(posterior: Posterior, train: Labelled, chooses: Labelled, seed: i
         train: what trees learn.
         chooses: held-out rows that say how many rounds and which weights are best.
         seed: of the trees.
+        weights: of the rows that they learn, (N,); by default all weigh the same.
     """
     if not (isinstance(posterior, NetworkPosterior) and posterior.linear is None and posterior.gaussian is None):
         return posterior, None
@@ -59,7 +62,7 @@ def with_trees(posterior: Posterior, train: Labelled, chooses: Labelled, seed: i
     if importlib.util.find_spec("sklearn") is None:
         return posterior, "no trees beside the networks: scikit-learn is not installed (pip install scikit-learn)"
     rows = Labelled(chooses.x[:MOST], chooses.y[:MOST])
-    trees = fit_trees(train, likelihood, ROUNDS, seed)
+    trees = fit_trees(train, likelihood, ROUNDS, seed, weights=weights)
     outputs = posterior.outputs(rows.x)  # (S, n, C)
     stages = (trees.leaves(rows.x).cumsum(1) + trees.start)[:, EVERY - 1 :: EVERY].movedim(1, 0)  # (R, n, C')
     found = _weighed(likelihood, outputs, logits(stages, outputs.shape[-1]), rows.y)
@@ -71,7 +74,9 @@ def with_trees(posterior: Posterior, train: Labelled, chooses: Labelled, seed: i
     return blended, told + f"networks {found.share:.2f}"
 
 
-def same_trees(posterior: Posterior, like: Posterior, rows: Labelled, seed: int, most: int = ROUNDS) -> Posterior:
+def same_trees(
+    posterior: Posterior, like: Posterior, rows: Labelled, seed: int, most: int = ROUNDS, weights: Tensor | None = None
+) -> Posterior:
     """Members with trees fitted to other rows, of as many rounds (at most `most`) and with the weights of `like`."""
     blend = like.blend if isinstance(like, NetworkPosterior) else None
     if blend is None or not isinstance(posterior, NetworkPosterior):
@@ -79,11 +84,13 @@ def same_trees(posterior: Posterior, like: Posterior, rows: Labelled, seed: int,
     classes = max(2, len(blend.trees.start)) if isinstance(posterior.likelihood, Categorical) else None
     if classes is not None and len(rows.y.unique()) < classes:  # of one that is missing trees say nothing
         return posterior
-    trees = fit_trees(rows, posterior.likelihood, len(blend.trees.value), seed, most)
+    trees = fit_trees(rows, posterior.likelihood, len(blend.trees.value), seed, most, weights)
     return replace(posterior, blend=replace(blend, trees=trees))
 
 
-def fit_trees(rows: Labelled, likelihood: Likelihood, rounds: int, seed: int, most: int = ROUNDS) -> Trees:
+def fit_trees(
+    rows: Labelled, likelihood: Likelihood, rounds: int, seed: int, most: int = ROUNDS, weights: Tensor | None = None
+) -> Trees:
     """Boosted trees of so many rounds; more than `most` become fewer that learn faster."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor  # costs a second
 
@@ -93,11 +100,11 @@ def fit_trees(rows: Labelled, likelihood: Likelihood, rounds: int, seed: int, mo
     x, y = rows.x.cpu().numpy(), rows.y.cpu().numpy()
     of_classes = isinstance(likelihood, Categorical)
     kind = HistGradientBoostingClassifier if of_classes else HistGradientBoostingRegressor
-    rate = _FAST[of_classes and int(rows.y.max()) > 1] * max(1.0, rounds / most)
+    rate = RATE * max(1.0, rounds / most)
     model = kind(
         learning_rate=rate, max_iter=min(rounds, most), max_depth=DEPTH, l2_regularization=1.0, early_stopping=False,
         categorical_features=None, random_state=seed,
-    ).fit(x, y if of_classes else y[:, 0])  # fmt: skip
+    ).fit(x, y if of_classes else y[:, 0], None if weights is None else weights.cpu().numpy())  # fmt: skip
     trees = from_histograms(model, DEPTH, rows.x.dtype)
     return Trees(*(part.to(rows.x.device) for part in (trees.feature, trees.threshold, trees.value, trees.start)))
 

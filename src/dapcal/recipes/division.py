@@ -7,27 +7,34 @@ from torch import Tensor
 
 from dapcal.data import Labelled
 from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.posteriors.training import check_weights as check
 from dapcal.recipes.recipe import Recipe
 
 FEWEST_ROWS = 8
 FEWEST_HELD_OUT = 4
+WEIGHED = ("ensemble", "tabm")  # posteriors that heed weights of rows
 WANTED_HELD_OUT = 40  # half of them give p-values: with 20 the smallest possible is 1/21, under 0.05
 
 
 def divide(data: Labelled, recipe: Recipe, classes: bool) -> tuple[Labelled, Labelled]:
     """Training and held-out rows, in random order; of every class a like share, and at least one row in training."""
-    n = len(data.x)
+    train, held_out = (data.subset(rows.to(data.x.device)) for rows in places(data.y, recipe, classes))
+    return train, held_out
+
+
+def places(y: Tensor, recipe: Recipe, classes: bool) -> tuple[Tensor, Tensor]:
+    """Which rows train and which are held out."""
+    n = len(y)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(recipe.seed))
     wanted = max(round(recipe.validation * n), min(WANTED_HELD_OUT, n // 3), FEWEST_HELD_OUT)
     wanted = min(wanted, n - FEWEST_ROWS // 2)
-    shares = _shares(data.y.cpu()[order], wanted) if classes else torch.arange(n) < wanted
+    shares = _shares(y.cpu()[order], wanted) if classes else torch.arange(n) < wanted
     if int(shares.sum()) < FEWEST_HELD_OUT:
         raise ValueError(
             f"Only {int(shares.sum())} of {n} rows can be held out (at least {FEWEST_HELD_OUT} are needed), as every "
             "class keeps a row to train on; merge rare classes, or bring more rows of them"
         )
-    train, held_out = (data.subset(rows.to(data.x.device)) for rows in (order[~shares], order[shares]))
-    return train, held_out
+    return order[~shares], order[shares]
 
 
 def _shares(y: Tensor, wanted: int) -> Tensor:
@@ -42,6 +49,21 @@ def _shares(y: Tensor, wanted: int) -> Tensor:
     for number in range(len(classes)):
         held[(label == number).nonzero().flatten()[: taken[number]]] = True
     return held
+
+
+def check_weights(weights: Tensor | None, data: Labelled, recipe: Recipe) -> Tensor | None:
+    """Weights of the rows on their device; None where all weigh the same."""
+    if weights is None:
+        return None
+    if recipe.posterior not in WEIGHED:
+        raise ValueError(
+            f"Expected `posterior` as one of {', '.join(WEIGHED)} for rows that weigh differently, got "
+            f"{recipe.posterior!r}; leave the weights out, or choose one of those"
+        )
+    if len(weights) != len(data.x):
+        raise ValueError(f"Expected as many weights as rows, got {len(weights)} for {len(data.x)} rows")
+    check(weights)
+    return None if bool((weights == weights[0]).all()) else weights.to(data.x.device)
 
 
 def check_rows(data: Labelled, likelihood: Likelihood) -> None:

@@ -21,7 +21,7 @@ from dapcal.calibrate import Calibrated, calibrate
 from dapcal.calibration.gap_choice import NONE, GapChoice, paired, steps, words
 from dapcal.calibration.inputs import Around
 from dapcal.calibration.reference import choose_reference
-from dapcal.data import Data, Labelled, gather, split
+from dapcal.data import Data, Labelled, gather, order_of, split
 from dapcal.distances import Space
 from dapcal.distances.choosing import Measured, informative
 from dapcal.distances.projectors import Identity
@@ -30,9 +30,11 @@ from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.progress import Stages
 from dapcal.recipes.bins import are_numbers
 from dapcal.recipes.boosting import with_trees
-from dapcal.recipes.division import check_rows, divide
+from dapcal.recipes.crossing import crossing, is_crossed
+from dapcal.recipes.crossing import note as crossing_note
+from dapcal.recipes.division import check_rows, check_weights, places
 from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
-from dapcal.recipes.intervals import Bounds, with_intervals
+from dapcal.recipes.intervals import Bounds, has_intervals, note, with_intervals
 from dapcal.recipes.noise import with_row_noise
 from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
 from dapcal.recipes.recipe import Recipe, maker
@@ -61,6 +63,7 @@ def fit(
     progress: Stages | None = None,
     evidence: Sequence[Space] = (),
     bounds: Bounds = NO_BOUNDS,
+    weights: Tensor | None = None,
 ) -> Fitted:
     """Hold out rows, train what the recipe names on the others, and calibrate it.
 
@@ -79,28 +82,36 @@ def fit(
             "training on all rows".
         evidence: spaces whose measure stands beside the sum of the other evidence (`dapcal.beside`).
         bounds: of the targets, which intervals respect.
+        weights: of the rows, (N,), in training and in all that held-out rows choose; for intervals and p-values all
+            rows count alike.
     """
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)
     data = data._replace(y=likelihood.check(data.x.new_zeros(len(data.x), outputs), data.y))
-    train, held_out = divide(data, recipe, isinstance(likelihood, ClassLikelihood))
+    weights = check_weights(weights, data, recipe)
+    of_train, of_held_out = places(data.y, recipe, isinstance(likelihood, ClassLikelihood))
+    train, held_out = (data.subset(rows.to(data.x.device)) for rows in (of_train, of_held_out))
 
     numbers = are_numbers(train.x).cpu()
 
     def make_for(rows: Labelled) -> Callable[[], nn.Module]:
         return maker(rows, outputs, recipe, numbers)
 
-    chooses = held_out.subset(split(len(held_out.x), torch.Generator().manual_seed(recipe.seed))[0].to(data.x.device))
+    first = split(len(held_out.x), torch.Generator().manual_seed(recipe.seed))[0]
+    if weights is not None:  # rows that choose are drawn by their weights; those that judge count alike
+        held_out = held_out.subset(_drawn(first, weights[of_held_out].cpu(), recipe.seed).to(data.x.device))
+    chooses = held_out.subset(first.to(data.x.device))
     told = progress or (lambda *_: None)
     watch = Watch(told, "training", RUNS.get(recipe.posterior, recipe.members))
     options = options_of(recipe, len(train.x), chooses, watch)
-    task = Task(make_for, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options)
+    learnt = None if weights is None else weights[of_train]
+    task = Task(make_for, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options, learnt)
     notes: list[str] = []
     with one_thread(), _warnings_to(notes):
         posterior = POSTERIORS[recipe.posterior](task)
         watch.end()
         for is_asked, changed in (
-            (recipe.trees, lambda known: with_trees(known, train, chooses, recipe.seed)),
+            (recipe.trees, lambda known: with_trees(known, train, chooses, recipe.seed, learnt)),
             (recipe.row_noise, lambda known: with_row_noise(known, chooses)),
         ):
             posterior, told_of = changed(posterior) if is_asked else (posterior, None)
@@ -126,8 +137,48 @@ def fit(
     told("calibrating", 1, 1)
     if recipe.refit and recipe.posterior in REFITTED:
         with one_thread():
-            calibrated = refitted(calibrated, task._replace(train=(data.x, data.y)), watch)
+            everything = task._replace(train=(data.x, data.y), weights=weights)
+            calibrated = _again(calibrated, everything, watch, (of_train, of_held_out), bounds)
+    elif has_intervals(calibrated):
+        calibrated = replace(calibrated, notes=(*calibrated.notes, note(len(calibrated.evidence.held_out))))
     return Fitted(calibrated, train, held_out, choice)
+
+
+def _again(
+    calibrated: Calibrated, task: Task, watch: Watch, places: tuple[Tensor, Tensor], bounds: Bounds
+) -> Calibrated:
+    """Members trained on all rows; those of numbers on all but the ones that intervals are as wide as.
+
+    Args:
+        calibrated: of members that have learnt the training rows.
+        task: with all rows to learn.
+        watch: what it has seen of those members.
+        places: of the training rows and of those that are held out, among all.
+        bounds: of the targets.
+    """
+    if not has_intervals(calibrated):
+        return refitted(calibrated, task, watch)
+    data, (of_train, of_held_out) = gather(task.train, "train"), places
+    held_out = data.subset(of_held_out.to(data.x.device))
+    if is_crossed(calibrated, task, held_out):
+        found, told = crossing(calibrated, task, watch, bounds), crossing_note(len(data.x))
+    else:
+        assert calibrated.chooses is not None
+        kept = torch.cat([of_train, of_held_out[calibrated.chooses.cpu()]]).to(data.x.device)
+        weights = None if task.weights is None else task.weights[kept]
+        fewer = task._replace(train=(data.x[kept], data.y[kept]), weights=weights)
+        found = refitted(calibrated, fewer, watch, "all rows but those that judge")
+        found = with_intervals(found, held_out, bounds)
+        told = note(len(calibrated.evidence.held_out))
+    return replace(found, notes=(*found.notes, told))
+
+
+def _drawn(first: Tensor, weights: Tensor, seed: int) -> Tensor:
+    """Places of rows, of which the `first` are drawn in proportion to their weights (n,), as many as there are."""
+    places = torch.arange(len(weights))
+    if weights[first].any():
+        places[first] = first[order_of(len(first), torch.Generator().manual_seed(seed), weights[first])]
+    return places
 
 
 class _Given(TypedDict):

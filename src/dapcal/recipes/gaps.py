@@ -118,6 +118,7 @@ class _Part(NamedTuple):
     missing: Labelled
     ordinary: Labelled
     kept: Labelled
+    weights: Tensor | None  # of the kept rows
 
 
 def read_gaps(
@@ -142,12 +143,12 @@ def read_gaps(
     if len(train.x) < FEWEST_ROWS or not spaces:
         return None
     generator = torch.Generator().manual_seed(task.recipe.seed)
-    parts = [_part(train, region, generator) for region in thirds(train.x, generator, REGIONS)]
+    parts = [_part(train, region, generator, task.weights) for region in thirds(train.x, generator, REGIONS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DapcalWarning)  # of twelve radii; the table's own has its note
         seed = task.recipe.seed + 1
         refits = [
-            same_trees(one, posterior, part.kept, seed, ROUNDS)
+            same_trees(one, posterior, part.kept, seed, ROUNDS, part.weights)
             for part, one in zip(parts, _refits(task, parts, progress), strict=True)
         ]
         found = [_found(*pair, spaces, scaled, share) for pair in zip(parts, refits, strict=True)]
@@ -168,14 +169,15 @@ def read_gaps(
     )
 
 
-def _part(train: Labelled, region: Region, generator: torch.Generator) -> _Part:
+def _part(train: Labelled, region: Region, generator: torch.Generator, weights: Tensor | None) -> _Part:
     device = train.x.device
     rest = region.rest[torch.randperm(len(region.rest), generator=generator)]
     count = max(round(ORDINARY * len(rest)), FEWEST_ORDINARY)
     missing = region.missing[torch.randperm(len(region.missing), generator=generator)[:MOST_READ]]
     rows = (missing, rest[:count], rest[count : count + MOST_KEPT])
     single = train._replace(x=train.x.float(), y=train.y.float() if train.y.is_floating_point() else train.y)
-    return _Part(region, *(single.subset(index.to(device)) for index in rows))
+    missing_rows, ordinary, kept = (single.subset(index.to(device)) for index in rows)
+    return _Part(region, missing_rows, ordinary, kept, None if weights is None else weights[rows[2].to(weights.device)])
 
 
 def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]) -> list[Posterior]:
@@ -188,7 +190,7 @@ def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]
     patience = max(round(PATIENCE * epochs), 1)
     kept, ordinary = ([getattr(part, name) for part in parts] for name in ("kept", "ordinary"))
     if recipe.posterior == "tabm":
-        return _sharing(task, kept, ordinary, batch_size, epochs, patience, progress)
+        return _sharing(task, parts, batch_size, epochs, patience, progress)
     started = ensemble.fit_each(
         task.make_for(kept[0]),
         task.likelihood,
@@ -201,22 +203,23 @@ def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]
         batch_size=batch_size,
         learning_rate=recipe.learning_rate,
         patience=patience,
+        row_weights=_weights(parts),
         progress=progress,
     )
     return [_around(task, part, one, epochs, patience) for part, one in zip(parts, started, strict=True)]
 
 
 def _sharing(
-    task: Task, kept: list[Labelled], ordinary: list[Labelled], batch_size: int, epochs: int, patience: int,
-    progress: Callable[[int, int], None],
-) -> list[Posterior]:  # fmt: skip
+    task: Task, parts: list[_Part], batch_size: int, epochs: int, patience: int, progress: Callable[[int, int], None]
+) -> list[Posterior]:
     """Members that share weights, with bins from the rows that are kept."""
-    recipe = task.recipe
+    recipe, kept = task.recipe, [part.kept for part in parts]
     found = sharing.fit_each(
         [task.make_for(rows) for rows in kept],
         task.likelihood,
         kept,
-        ordinary,
+        [part.ordinary for part in parts],
+        row_weights=_weights(parts),
         own=TableNetwork.is_own,
         members=min(recipe.members, SHARING),
         weight_decay=recipe.weight_decay,
@@ -230,11 +233,17 @@ def _sharing(
     return list(found)
 
 
+def _weights(parts: list[_Part]) -> list[Tensor] | None:
+    found = [part.weights for part in parts if part.weights is not None]
+    return found or None
+
+
 def _around(task: Task, part: _Part, one: NetworkPosterior, epochs: int, patience: int) -> Posterior:
     watched = (part.ordinary.x, part.ordinary.y)
     own = task._replace(
         train=(part.kept.x, part.kept.y),
         watched=watched,
+        weights=part.weights,
         options={**task.options, "epochs": epochs, "patience": patience, "held_out": watched, "progress": False},
     )
     return around(own, one)

@@ -23,21 +23,38 @@ class Bounds:
     lower: float | None = None
     upper: float | None = None
 
+    @property
+    def both(self) -> tuple[float | None, float | None]:
+        """Lower, upper."""
+        return self.lower, self.upper
+
+
+def has_intervals(calibrated: Calibrated) -> bool:
+    """Whether targets are numbers, whose intervals judging rows can say."""
+    return isinstance(calibrated.posterior.likelihood, NormalLikelihood) and calibrated.judges is not None
+
 
 def with_intervals(calibrated: Calibrated, held_out: Labelled, bounds: Bounds) -> Calibrated:
     """Intervals by the residuals of the rows that judge, on which nothing else was chosen; of classes as it was.
 
     Residuals are divided by the predictive standard deviation, which knows the row and its distance: where that is
-    larger the interval is wider.
+    larger the interval is wider. Members that were trained again have not learnt those rows.
     """
-    likelihood, judges = calibrated.posterior.likelihood, calibrated.judges
-    if not isinstance(likelihood, NormalLikelihood) or judges is None:
+    if not has_intervals(calibrated):
         return calibrated
-    rows = held_out.subset(judges.to(held_out.x.device))
+    assert calibrated.judges is not None
+    rows = held_out.subset(calibrated.judges.to(held_out.x.device))
     found = calibrated(rows.x)
-    conformal = Conformal(scores_of(found.mean, found.variance, rows.y), bounds.lower, bounds.upper)
-    wider = calibrated.with_likelihood(replace(likelihood, conformal=conformal))  # type: ignore[type-var]
-    return replace(wider, notes=(*calibrated.notes, note(len(rows.x))))
+    return with_conformal(calibrated, Conformal(scores_of(found.mean, found.variance, rows.y), *bounds.both))
+
+
+def with_conformal(calibrated: Calibrated, conformal: Conformal) -> Calibrated:
+    """The same posterior with those intervals; distances stay with the members that were there before a refit."""
+    posterior = calibrated.posterior
+    likelihood = replace(posterior.likelihood, conformal=conformal)  # type: ignore[type-var]
+    if calibrated.before is None:
+        return calibrated.with_likelihood(likelihood)
+    return replace(calibrated, posterior=replace(posterior, likelihood=likelihood))  # type: ignore[type-var]
 
 
 def note(rows: int, level: float = LEVEL) -> str:

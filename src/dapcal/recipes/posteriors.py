@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dapcal.data import Data, Labelled, batch_sizes, gather
 from dapcal.likelihoods import Likelihood
@@ -41,6 +41,7 @@ class Task(NamedTuple):
     watched: Data  # held-out rows that training is stopped by
     recipe: Recipe
     options: Options
+    weights: Tensor | None = None  # of the training rows
 
     @property
     def make(self) -> Callable[[], nn.Module]:
@@ -114,6 +115,7 @@ def one_thread() -> Iterator[None]:
 def networks(task: Task, members: int) -> NetworkPosterior:
     """Networks trained by the log joint, each from initial weights of its own."""
     recipe = task.recipe
+    options: Options = {**task.options, "row_weights": task.weights}
     return ensemble.fit(
         task.make,
         task.likelihood,
@@ -121,7 +123,7 @@ def networks(task: Task, members: int) -> NetworkPosterior:
         members=members,
         prior_scale=recipe.prior_scale,
         seed=recipe.seed,
-        **task.options,
+        **options,
     )
 
 
@@ -135,6 +137,7 @@ def sharing_members(task: Task, last: int | None = None) -> NetworkPosterior:
         [gather(task.train, "train")],
         None if last is not None else [gather(task.watched, "watched")],
         last=last,
+        row_weights=None if task.weights is None else [task.weights],
         own=TableNetwork.is_own,
         members=recipe.members,
         weight_decay=recipe.weight_decay,

@@ -10,17 +10,21 @@ from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, cosine
 from dapcal.recipes.boosting import same_trees
 from dapcal.recipes.posteriors import Task, Watch, networks, sharing_members
+from dapcal.types import Posterior
 
 REFITTED = ("ensemble", "tabm")  # posteriors that can be
 
 
-def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
+def refitted(calibrated: Calibrated, task: Task, watch: Watch, which: str = "all rows") -> Calibrated:
     """Members trained on all rows predict in place of the old ones, which stay as `before`.
 
-    φ, temperature, distances and held-out scores are those of the old members, and so is the doubt that new rows are
-    scored by: the held-out rows, which the old ones have not seen, are to them as new rows are, and p-values hold.
+    Args:
+        calibrated: of the old members.
+        task: with all rows to learn; in regression without those that judge, which say how wide intervals are.
+        watch: what it has seen of the old members' epochs.
+        which: rows those are, in words.
     """
-    epochs = sorted(epoch for _, epoch in watch.best)[len(watch.best) // 2]
+    epochs = best_epoch(watch)
     share = epochs / task.options["epochs"]
     again: Options = {
         "epochs": epochs,
@@ -31,13 +35,28 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch) -> Calibrated:
     }
     old = calibrated.posterior
     assert isinstance(old, NetworkPosterior)
-    new = same_trees(_members(task, again, old), old, gather(task.train, "train"), task.recipe.seed)
+    new = _members(task, again, old)
+    new_trees = same_trees(new, old, gather(task.train, "train"), task.recipe.seed, weights=task.weights)
+    return replaced(calibrated, new_trees, f"networks trained again on {which}, {epochs} epochs each")
+
+
+def best_epoch(watch: Watch) -> int:
+    """The median of those at which members were at their best."""
+    return sorted(epoch for _, epoch in watch.best)[len(watch.best) // 2]
+
+
+def replaced(calibrated: Calibrated, posterior: Posterior, note: str) -> Calibrated:
+    """New members predict, the old ones stay as `before`.
+
+    φ, temperature, distances and held-out scores are those of the old members, and so is the doubt that new rows are
+    scored by: the held-out rows, which the old ones have not seen, are to them as new rows are, and p-values hold.
+    """
     return replace(
         calibrated,
-        posterior=new,
-        before=old,
+        posterior=posterior,
+        before=calibrated.posterior,
         measured=None if calibrated.measured is None else replace(calibrated.measured, refitted=True),
-        notes=(*calibrated.notes, f"networks trained again on all rows, {epochs} epochs each"),
+        notes=(*calibrated.notes, note),
     )
 
 

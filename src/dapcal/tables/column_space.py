@@ -29,5 +29,5 @@ def _part(column: Column, start: int) -> Part:
     if not isinstance(column, Category):
         mark = start + 1 if column.marked else None
         return Part(number=start, missing=mark, center=column.center, scale=column.scale)
-    mark = start + len(column.levels) + bool(column.rare) if column.marked else None
-    return Part(codes=tuple(range(start, start + column.width)), missing=mark)
+    mark = None if column.mark is None else start + column.mark
+    return Part(codes=tuple(range(start, start + column.indicators)), missing=mark)

@@ -15,6 +15,9 @@ a value: it lies at √(1 + UNKNOWN²) ≈ 4.1 standard deviations from every le
 training data, as it should, while the network, which has learnt nothing about that column, is not thrown about.
 Of an open column (tickets, streets) new levels are the rule, as many of its levels were seen once: there a new level
 counts as one more of the rare ones.
+
+Where levels are too many to have columns of their own, further columns say what the target was in training rows of the
+same level (`dapcal.tables.coding`).
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A 0/1 column per level, one for rare levels if there are any, one for missing values, one for unknown."""
+    """A 0/1 column per level, one for rare levels if there are any, one for missing values, one for unknown; codes."""
 
     name: str
     levels: tuple[str, ...]  # most frequent first
@@ -100,11 +103,22 @@ class Category:
     missing: bool  # whether training rows had missing values
     marked: bool = True  # as in `Number`
     open: bool = False  # whether new levels are to be expected, and count as rare ones
+    codes: tuple[tuple[float, ...], ...] = ()  # what the target was, for every level, rare ones after the others
 
     @property
     def width(self) -> int:
         """Columns of the encoded matrix."""
+        return self.indicators + (len(self.codes[0]) if self.codes else 0)
+
+    @property
+    def indicators(self) -> int:
+        """Those of them that say which level it is; they come first."""
         return len(self.levels) + bool(self.rare) + self.marked + (not self.open)
+
+    @property
+    def mark(self) -> int | None:
+        """The place of the one for missing values."""
+        return len(self.levels) + bool(self.rare) if self.marked else None
 
     def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:  # noqa: ARG002
         """Fill `part` (N, width), which holds zeros."""
@@ -113,13 +127,16 @@ class Category:
         found = pc.index_in(text, pa.array((*self.levels, *self.rare), pa.string()))
         position = pc.fill_null(found, -1).to_numpy().astype(np.int64)  # (N,)
         unknown = (position < 0) & ~missing
+        if self.codes:
+            known = position >= 0
+            part[known, self.indicators :] = np.array(self.codes, np.float32)[position[known]]
         position = np.minimum(position, len(self.levels))  # rare levels share the column after the others
         # otherwise imputed with the most frequent level
-        position[missing] = len(self.levels) + bool(self.rare) if self.marked else 0
+        position[missing] = self.mark or 0
         if self.open:
             position[unknown] = len(self.levels)
             unknown[:] = False
-        position[unknown] = self.width - 1
+        position[unknown] = self.indicators - 1
         part[np.arange(len(part)), position] = np.where(unknown, UNKNOWN, 1.0)
         levels = text.filter(pa.array(unknown)).to_pylist() if unknown.any() else ()
         return Counts(0 if self.missing else int(missing.sum()), Counter(levels))
@@ -127,11 +144,12 @@ class Category:
     def decode(self, part: np.ndarray) -> list[str]:
         """The level with the largest entry, for encoded rows (N, width)."""
         shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.marked, *["unknown"] * (not self.open)]
-        return [shown[position] for position in part.argmax(1)]
+        return [shown[position] for position in part[:, : self.indicators].argmax(1)]
 
     def as_json(self) -> dict[str, Any]:
         """A description that `dapcal.tables.descriptions` reads back exactly."""
-        return {"kind": "category", **asdict(self), "levels": list(self.levels), "rare": list(self.rare)}
+        lists = {"levels": list(self.levels), "rare": list(self.rare), "codes": [list(code) for code in self.codes]}
+        return {"kind": "category", **asdict(self), **lists}
 
 
 class Counts(NamedTuple):

@@ -60,7 +60,10 @@ def _column(description: Any) -> Number | Category | Date:
     kind = description.get("kind")
     _expect(isinstance(kind, str) and kind in _FIELDS, f"a column is of kind {kind!r}")
     fields = _FIELDS[kind]
-    found = set(description) - {"marked", *(["open"] if kind == "category" else [])}  # which earlier files do not have
+    found = set(description) - {
+        "marked",
+        *(["open", "codes"] if kind == "category" else []),
+    }  # which earlier files do not have
     _expect(found == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
     name, missing = description["name"], description["missing"]
     marked = description.get("marked", missing)
@@ -78,7 +81,20 @@ def _column(description: Any) -> Number | Category | Date:
     _expect(len({*levels, *rare}) == len(levels) + len(rare) > 0, f"column `{name}` has a level twice, or none")
     is_open = description.get("open", False)
     _expect(isinstance(is_open, bool) and len(rare) >= is_open, f"column `{name}` has no place for new levels")
-    return Category(name, levels, rare, missing, marked, is_open)
+    return Category(
+        name, levels, rare, missing, marked, is_open, _codes(description.get("codes", []), name, levels, rare)
+    )
+
+
+def _codes(values: Any, name: str, levels: tuple[str, ...], rare: tuple[str, ...]) -> tuple[tuple[float, ...], ...]:
+    """A few finite numbers for every level, or none at all."""
+    trouble = f"column `{name}` has no code for every level"
+    _expect(isinstance(values, list) and all(isinstance(code, list) for code in values), trouble)
+    _expect(not values or len(values) == len(levels) + len(rare), trouble)
+    _expect(len({len(code) for code in values}) <= 1, trouble)
+    numbers = [value for code in values for value in code]
+    _expect(all(isinstance(value, float) and math.isfinite(value) for value in numbers), trouble)
+    return tuple(tuple(code) for code in values)
 
 
 def _finite(value: Any, name: str) -> float:

@@ -137,7 +137,7 @@ class Encoder:
         found: list[list[str]] = [[] for _ in range(len(x))]
         for column, part in self._parts(x.detach().cpu().numpy()):
             if column.marked:
-                place = column.width - 2 if isinstance(column, Category) else 1
+                place = column.mark if isinstance(column, Category) else 1
                 for row in np.flatnonzero(part[:, place] > 0.5):
                     found[row].append(column.name)
         return found

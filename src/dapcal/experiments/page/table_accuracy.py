@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,13 @@ from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
 from dapcal.files import write_text
 
 Row = dict[str, Any]
+FEWEST_SPLITS = 3  # of a table whose intervals are shown
 OURS, BOOSTING = "dapcal", "boosting"
 NAMES = {OURS: "`dapcal fit`", BOOSTING: "HistGradientBoosting", "lightgbm": "LightGBM", "catboost": "CatBoost"}
+_EITHER: dict[str, Callable[[Row], float]] = {
+    "error": lambda row: row["rmse"] if "rmse" in row else 1 - row["accuracy"],
+    "score": lambda row: row["crps"] if "rmse" in row else row["brier"],
+}
 DEFAULT = "five networks and trees"  # what `dapcal fit` trains, without gap cross-validation
 RECIPES = (DEFAULT, "five networks", "five networks of all rows", "tabm of all rows", "tabm and trees")
 
@@ -28,6 +33,8 @@ def table_accuracy_page(text: str, folder: Path) -> str:
     found = json.loads((folder / "tables.json").read_text(encoding="utf-8"))
     for name, made in (("table-ranks", _ranks_table), ("table-errors", _errors_table)):
         text = replaced(text, table_begin(name), TABLE_END, f"\n{made(found['rows'])}\n")
+    intervals = json.loads((folder / "table-intervals.json").read_text(encoding="utf-8"))["rows"]
+    text = replaced(text, table_begin("table-intervals"), TABLE_END, f"\n{_intervals_table(intervals)}\n")
     return replaced(text, table_begin("table-environment"), TABLE_END, f"\n{_environment(found)}\n")
 
 
@@ -45,9 +52,9 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
 
 
 def measured(rows: Sequence[Row], table: str, method: str, name: str) -> np.ndarray:
-    """By seed; "error" is the RMSE, or the share of wrong classes."""
+    """By seed; "error" is the RMSE, or the share of wrong classes, "score" the CRPS, or the Brier score."""
     own = sorted((row for row in rows if row["table"] == table and row["method"] == method), key=lambda r: r["seed"])
-    return np.array([_error(row) if name == "error" else row[name] for row in own])
+    return np.array([_EITHER[name](row) if name in _EITHER else row[name] for row in own])
 
 
 def mean_ranks(rows: Sequence[Row], methods: Sequence[str], name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -77,19 +84,48 @@ def worse_than_boosting(rows: Sequence[Row], table: str) -> tuple[float, float, 
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference))), float(allowed)
 
 
-def _error(row: Row) -> float:
-    return row["rmse"] if "rmse" in row else 1 - row["accuracy"]
+def coverage(rows: Sequence[Row], table: str) -> tuple[float, float]:
+    """Targets inside intervals, the mean over splits and its standard error."""
+    shares = np.array([row["inside"] / row["rows"] for row in rows if row["table"] == table])
+    return float(shares.mean()), float(shares.std(ddof=1) / np.sqrt(len(shares)))
+
+
+def worst_fifth(rows: Sequence[Row], table: str, by: str) -> tuple[float, float]:
+    """The least share inside over fifths, of all splits together, and its standard error over splits."""
+    counts = np.array([row[by] for row in rows if row["table"] == table])  # (splits, 5, rows and inside)
+    shares = counts[..., 1].sum(0) / counts[..., 0].sum(0)
+    place = int(shares.argmin())
+    each = counts[:, place, 1] / counts[:, place, 0]
+    return float(shares[place]), float(each.std(ddof=1) / np.sqrt(len(each)))
+
+
+def _intervals_table(rows: Sequence[Row]) -> str:
+    heads = ["", "splits", "training rows", "new rows", "inside", "worst fifth by prediction", "by distance"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
+    for table in dict.fromkeys(row["table"] for row in rows):
+        own = [row for row in rows if row["table"] == table]
+        if len(own) < FEWEST_SPLITS:
+            continue
+        pairs = [coverage(rows, table), *(worst_fifth(rows, table, f"by {by}") for by in ("prediction", "distance"))]
+        cells = (f"{100 * share:.1f} ± {100 * error:.1f} %" for share, error in pairs)
+        size = f"{own[0]['train']:,} | {sum(row['rows'] for row in own):,}"
+        lines.append(f"| {table} | {len(own)} | {size} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _ranks_table(rows: Sequence[Row]) -> str:
     methods = methods_of(rows)
-    error, nll = (mean_ranks(rows, methods, name) for name in ("error", "nll"))
-    seconds = [sum(measured(rows, t, m, "fit_seconds").mean() for t in tables_of(rows)) for m in methods]
-    lines = ["| | mean rank, error | mean rank, NLL | seconds to fit all |", "| --- | --: | --: | --: |"]
+    error, nll, score = (mean_ranks(rows, methods, name) for name in ("error", "nll", "score"))
+    seconds = {
+        name: [sum(measured(rows, t, m, name).mean() for t in tables_of(rows)) for m in methods]
+        for name in ("fit_seconds", "predict_seconds")
+    }
+    heads = ["", "mean rank, error", "NLL", "CRPS or Brier", "seconds to fit all", "to predict"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' --: |' * (len(heads) - 1)}"]
     for place in np.argsort(error[0] + nll[0]):
-        cells = (f"{mean[place]:.2f} ± {spread[place]:.2f}" for mean, spread in (error, nll))
-        name = NAMES.get(methods[place], methods[place])
-        lines.append(f"| {name} | {' | '.join(cells)} | {seconds[place]:.0f} |")
+        cells = [f"{mean[place]:.2f} ± {spread[place]:.2f}" for mean, spread in (error, nll, score)]
+        cells += [f"{seconds['fit_seconds'][place]:.0f}", f"{seconds['predict_seconds'][place]:.1f}"]
+        lines.append(f"| {NAMES.get(methods[place], methods[place])} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

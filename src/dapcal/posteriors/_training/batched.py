@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dapcal.data import Labelled, batch_sizes
+from dapcal.data import Labelled, batch_sizes, order_of
 from dapcal.likelihoods import Likelihood
 from dapcal.networks import Layout, dense_chain, layout_of
 
@@ -29,7 +29,7 @@ class Run(NamedTuple):
 
 
 class Learnt(NamedTuple):
-    """M networks at their best epochs."""
+    """M networks at their best epochs, or at the last one."""
 
     layout: Layout
     weights: Tensor  # (M, P)
@@ -40,13 +40,15 @@ def train(
     runs: Sequence[Run],
     likelihood: Likelihood,
     data: Sequence[Labelled],
-    watched: Sequence[Labelled],
+    watched: Sequence[Labelled] | None,
     *,
     epochs: int,
     batch_size: int,
     learning_rate: float,
     prior_scale: float = 1.0,
     patience: int | None = None,
+    last: int | None = None,
+    row_weights: Sequence[Tensor] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
 ) -> Learnt:
     """Maximise the log joint of every network by Adam with a cosine schedule, as `dapcal.posteriors.map.fit` does.
@@ -55,16 +57,17 @@ def train(
         runs: M networks, chains of linear layers and elementwise functions.
         likelihood: p(y | outputs); its free values are learnt too, one number each.
         data: J training sets of one size, with targets as the likelihood wants them.
-        watched: J sets of one size, whose NLL says which epoch of a network is the best.
+        watched: J sets of one size, whose NLL says which epoch of a network is the best; None: the last one.
         epochs: passes over the data, at most.
         batch_size: of the minibatches of every network.
         learning_rate: at the start.
         prior_scale: σ0.
         patience: a network stops after this many epochs without a lower NLL; None: no network stops.
+        last: epoch with which training ends, before the learning rate is zero.
+        row_weights: of the rows of every training set, as `dapcal.posteriors.training.Training` has them.
         progress: told how many epochs of how many are done.
     """
     x, y = _stacked(data, "data")
-    watched_x, watched_y = _stacked(watched, "watched")
     own_data = torch.tensor([run.data for run in runs])
     chain = dense_chain(runs[0].model, x[0])
     if chain is None:
@@ -87,31 +90,39 @@ def train(
     optimizer = Adam(parameters, torch.full((len(runs),), learning_rate).to(weights))
     generators = [_batches_of(run.seed) for run in runs]
     first = own_data[:, None] * count
+    weights_of = [None if row_weights is None else row_weights[run.data] for run in runs]
     rows_x, rows_y = x.flatten(0, 1), y.flatten(0, 1)
-    watched_x, watched_y = watched_x[own_data.to(x.device)], watched_y[own_data.to(x.device)]
+    seen = None if watched is None else [part[own_data.to(x.device)] for part in _stacked(watched, "watched")]
     best = Best(parameters)
     with torch.random.fork_rng(devices=[]):  # of dropout
         torch.random.default_generator.manual_seed(runs[0].seed)
-        for epoch in range(epochs):
-            order = first + torch.stack([torch.randperm(count, generator=generator) for generator in generators])
+        for epoch in range(epochs if last is None else last):
+            drawn = [order_of(count, *pair) for pair in zip(generators, weights_of, strict=True)]
+            order = first + torch.stack(drawn)
             for index in order.to(x.device).split(batch_sizes(count, batch_size), 1):
                 penalty = 0.5 * (weights / prior_scale).square().sum(1) / count
                 total = (penalty + nll(training, rows_x[index], rows_y[index])).sum()  # none feels another's loss
                 share = 0.5 * (1 + math.cos(math.pi * optimizer.steps / steps))
                 optimizer.step(torch.autograd.grad(total, parameters), share)
-            found = nll(evaluation, watched_x, watched_y).detach()
-            if not found.isfinite().all():
-                raise ValueError(
-                    f"The held-out NLL became {float(found[~found.isfinite()][0])} in epoch {epoch + 1}; lower "
-                    "`learning_rate` or scale the inputs and targets"
-                )
-            best.compare(found, epoch, patience)
+            if seen is not None:
+                best.compare(_finite(nll(evaluation, *seen).detach(), epoch), epoch, patience)
             progress(epoch + 1, epochs)
             if best.ended:
                 break
+    if seen is None:
+        best.values = [parameter.detach() for parameter in parameters]
     found_weights, *found_free = best.values
     free = [dict(zip(given, (value[m, 0] for value in found_free), strict=True)) for m in range(len(runs))]
     return Learnt(layout, found_weights, [likelihood.at(own) for own in free])
+
+
+def _finite(nll: Tensor, epoch: int) -> Tensor:
+    if not nll.isfinite().all():
+        raise ValueError(
+            f"The held-out NLL became {float(nll[~nll.isfinite()][0])} in epoch {epoch + 1}; lower `learning_rate` or "
+            "scale the inputs and targets"
+        )
+    return nll
 
 
 def outputs(chain: list[tuple[str, nn.Module]], layout: Layout, weights: Tensor, x: Tensor) -> Tensor:

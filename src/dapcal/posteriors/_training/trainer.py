@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dapcal.data import Labelled, batch_count, in_memory, pairs_of, shuffled, size
+from dapcal.data import Labelled, batch_count, in_memory, order_of, pairs_of, shuffled, size
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors.training import Training, schedule_of
 from dapcal.progress import Epoch, told
@@ -118,7 +118,14 @@ def run(
     held_out = None if training.held_out is None else in_memory(training.held_out, "held_out")
     device = next(iter(tensors.values())).device
     with told(training.progress, method) as progress, _own_randomness(device, generator):
-        at = _Run(tensors, state, train, generator)
+        if training.row_weights is not None and (
+            isinstance(train, DataLoader) or len(training.row_weights) != len(train.x)
+        ):
+            raise ValueError(
+                f"Expected `row_weights` for the {size(train)} training pairs in memory, got "
+                f"{len(training.row_weights)}; a DataLoader weighs by a sampler of its own"
+            )
+        at = _Run(tensors, state, train, generator, training.row_weights)
         saved = None if training.checkpoint is None else Path(training.checkpoint)
         marks: dict[str, Any] = {}
         if saved is not None:
@@ -170,6 +177,7 @@ class _Run:
     state: Mapping[str, Stateful]
     train: Labelled | DataLoader
     generator: torch.Generator
+    weights: Tensor | None = None
     epoch: int = 0
     position: int = 0  # minibatches of this epoch that are done
     seen: int = 0
@@ -188,7 +196,7 @@ class _Run:
             yield from pairs_of(self.train, "train")
             return
         if self.position == 0:
-            self.order = torch.randperm(len(self.train.x), generator=self.generator)
+            self.order = order_of(len(self.train.x), self.generator, self.weights)
         yield from shuffled(self.train, self.order, batch_size, self.position)
 
     def end_of_epoch(self) -> float:
@@ -302,5 +310,6 @@ def _marks(
         **{name: type(part).__name__ + checkpoints.described(part.state_dict()) for name, part in state.items()},
         "number of training inputs": size(train), "number of minibatches": batch_count(train, training.batch_size),
         "training data": checkpoints.digest(train),
+        "row weights": "" if training.row_weights is None else checkpoints.described(training.row_weights.tolist()),
         "held-out data": "" if watched is None else checkpoints.digest(watched),
     }  # fmt: skip
