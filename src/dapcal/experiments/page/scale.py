@@ -92,13 +92,13 @@ def _estimate(found: dict[str, Any]) -> str:
     model = bytes_each * POINTS / 2**30
     workers = max(1, int(ROOM * GIB / model))
     hours = seconds / (MACHINES * CORES) / 3600
-    without = ROWS * (start + slope * 10**5) / (MACHINES * CORES) / 3600
+    without = ROWS * (start + slope * 10**5) / (MACHINES * CORES) / 60
     return "\n".join(
         [
             f"- A row costs {start * 1e6:.3g} µs + {power(slope * 1e6)} µs for every training point: "
             f"{start + slope * POINTS:.3g} s of a core.",
             f"- All of them: {seconds:.2g} core seconds, {hours:,.0f} hours on {MACHINES * CORES:,} cores. With 10⁵ of "
-            f"the training points {without:,.1f} hours.",
+            f"the training points {without:,.1f} minutes.",
             f"- A training point takes {bytes_each:,.0f} bytes of the file, so a worker needs {model:,.0f} GiB and "
             f"a machine has room for {workers}: start Ray there with `OMP_NUM_THREADS={max(1, CORES // workers)} ray "
             f"start --num-cpus={workers} …`, so that {workers} workers use {CORES} cores.",
