@@ -93,13 +93,14 @@ class _Watch:
         self._work, self._listener, self._folder = work, listener, folder
         self._starting: dict[SpawnProcess, connection.Connection] = {}
         self._ready: dict[SpawnProcess, connection.Connection] = {}
+        self._stale: set[SpawnProcess] = set()  # were told to load again while they loaded
         self.is_ending = self.is_interrupted = False
 
     def start(self) -> None:
-        """One more; Ctrl-C on a terminal reaches it through us alone, until it serves."""
+        """One more; until it serves, signals reach it through us alone."""
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=_serve, args=(self._work, self._listener, theirs), name="dapcal-serve")
-        with _ignored(signal.SIGINT), _environment(FOLDER, str(self._folder)):
+        with _ignored(signal.SIGINT), _ignored(signal.SIGHUP), _environment(FOLDER, str(self._folder)):
             process.start()
         theirs.close()
         self._starting[process] = ours
@@ -118,7 +119,7 @@ class _Watch:
             elif found in pipes and pipes[found] in self._starting:
                 with suppress(EOFError, OSError):  # it has ended, which its sentinel says too
                     found.recv()
-                    self._ready[pipes[found]] = self._starting.pop(pipes[found])
+                    self._begins(pipes[found])
             elif found in processes:
                 self._ended(processes[found])
 
@@ -132,8 +133,15 @@ class _Watch:
                 process.kill()
                 process.join()
 
+    def _begins(self, process: SpawnProcess) -> None:
+        self._ready[process] = self._starting.pop(process)
+        if process in self._stale:
+            self._stale.remove(process)
+            _send(process, signal.SIGHUP)
+
     def _told(self, number: int) -> None:
         if number == signal.SIGHUP:
+            self._stale.update(self._starting)
             for process in self._ready:
                 _send(process, number)
         else:
