@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dapcal.data import Labelled
+from dapcal.ensembles import seen
 from dapcal.models.amounts import amount
 from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
@@ -19,6 +20,7 @@ from dapcal.tables.targets import Classes, Numbers
 
 UNCHANGED = "none"  # what an adjustment is called that changes nothing
 _MOST_ROWS = 1000  # held-out rows that columns are shuffled in
+_MOST_COLUMNS = 200  # that are shuffled; of more, those that predictions go with most
 
 
 @dataclass(frozen=True)
@@ -173,20 +175,39 @@ def _widening(model: TableModel) -> float:
 
 
 def _important(model: TableModel, held_out: Labelled, seed: int) -> dict[str, float]:
-    """Permutation importance (Breiman 2001) of every column of the table."""
+    """Permutation importance (Breiman 2001) of the columns of the table, by the members alone: distance is not asked.
+
+    Every shuffled column costs a prediction, which costs as much as there are columns: so of a wide table only some
+    are shuffled.
+    """
     generator = torch.Generator().manual_seed(seed)
     x, y = held_out.x[:_MOST_ROWS], held_out.y[:_MOST_ROWS].cpu()
     names = model.encoder.names
     sign = 1 if isinstance(model.target, Classes) else -1
+    posterior = model.calibrated.judging.posterior
 
-    def value(inputs: Tensor) -> float:
-        mean = torch.cat([prediction.mean for prediction in _predictions(model, inputs)])
-        return sign * _value(model.target, mean, y)
+    def predicted(inputs: Tensor) -> Tensor:
+        parts = inputs.split(model.rows_at_once)
+        return torch.cat([posterior.likelihood.mean(seen(posterior, part)).cpu() for part in parts])
 
-    best = value(x)
+    mean = predicted(x)
+    best = sign * _value(model.target, mean, y)
     losses = {}
-    for name in dict.fromkeys(names):
+    for name in _shuffled(names, x.cpu(), mean):
         own = torch.tensor([other == name for other in names], device=x.device)
         order = torch.randperm(len(x), generator=generator).to(x.device)
-        losses[name] = best - value(torch.where(own, x[order], x))
+        losses[name] = best - sign * _value(model.target, predicted(torch.where(own, x[order], x)), y)
     return dict(sorted(losses.items(), key=lambda item: -item[1]))
+
+
+def _shuffled(names: Sequence[str], x: Tensor, mean: Tensor) -> list[str]:
+    """Columns that may matter: all, or those whose inputs (N, P) correlate most with predictions (N, K)."""
+    different = list(dict.fromkeys(names))
+    if len(different) <= _MOST_COLUMNS:
+        return different
+    inputs, outputs = (values.double() - values.double().mean(0) for values in (x, mean))
+    scale = (inputs.norm(dim=0)[:, None] * outputs.norm(dim=0)).clamp_min(1e-12)
+    strength = ((inputs.T @ outputs).abs() / scale).amax(1)  # (P,)
+    strongest = dict.fromkeys(names[place] for place in strength.argsort(descending=True).tolist())
+    kept = set(list(strongest)[:_MOST_COLUMNS])
+    return [name for name in different if name in kept]
