@@ -25,11 +25,10 @@ SETTINGS = {
 class Nodes:
     """The cluster, its address, and the nodes beside its head."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, folder: str) -> None:
         from ray.cluster_utils import Cluster
 
-        self.folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")  # sockets allow no long paths
-        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False, "temp_dir": self.folder.name}
+        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False, "temp_dir": folder}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.others = [self.add() for _ in range(count - 1)]
 
@@ -49,18 +48,20 @@ class Nodes:
 
         ray.shutdown()
         self.cluster.shutdown()
-        self.folder.cleanup()
 
 
 @contextmanager
 def cluster(count: int = 3) -> Iterator[Nodes]:
     """Nodes of one CPU each, which are gone afterwards; the settings are those of this process meanwhile."""
-    before = {name: os.environ.get(name) for name in SETTINGS}
-    os.environ.update(SETTINGS)
+    folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp")  # sockets allow no long paths
+    settings = {**SETTINGS, "RAY_TMPDIR": folder.name}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     _read_settings()
     nodes = None
     try:
-        nodes = Nodes(count)
+        (Path(folder.name) / "ray").mkdir()  # where Ray notes the address, and expects a folder to be
+        nodes = Nodes(count, folder.name)
         yield nodes
     finally:
         if nodes is not None:
@@ -68,6 +69,7 @@ def cluster(count: int = 3) -> Iterator[Nodes]:
         for name, value in before.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
         _read_settings()
+        folder.cleanup()
 
 
 def _read_settings() -> None:

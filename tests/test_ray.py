@@ -24,6 +24,7 @@ from dapcal.engines import Engine, Local, named
 from dapcal.engines.engine import in_order
 from dapcal.engines.nodes import check_versions, nodes_of, versions
 from dapcal.engines.ray import Ray, connected
+from dapcal.experiments import parallel
 from dapcal.likelihoods import Categorical
 from dapcal.models import blocks
 from dapcal.models.parts import Parts
@@ -199,6 +200,19 @@ def refit(x: torch.Tensor, y: torch.Tensor) -> NetworkPosterior:
 
 def there(nodes: Nodes) -> tuple[str, ...]:
     return ("--engine", "ray", "--address", nodes.address)
+
+
+def divided(number: float, by: float) -> float:
+    return number / by
+
+
+def test_calls_of_experiments_are_done_on_the_nodes(engine: Ray):
+    with parallel.processes(1, engine.submit) as submit:
+        calls = [submit(divided, number, 0.5) for number in range(5)]
+        found = [call.result() for finished in parallel.looks(calls) for call in finished]
+        assert sorted(found) == [0, 2, 4, 6, 8]
+        with pytest.raises(ZeroDivisionError):
+            list(parallel.looks([submit(divided, 1, 0)]))
 
 
 def test_calibration_on_three_nodes_is_that_of_one(engine: Engine):

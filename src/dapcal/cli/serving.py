@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dapcal.models import load
+from dapcal import models
 from dapcal.serve import AccessLog, Served
 
 
@@ -26,7 +26,7 @@ class Loading:
     def __call__(self) -> Served:
         """The model as the service sees it."""
         torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
-        loaded = load(self.model, self.factory, self.device, self.key, whole=True)
+        loaded = models.load(self.model, self.factory, self.device, self.key, whole=True)
         self.held_out = len(loaded.calibrated.evidence.held_out)
         return Served.of(loaded, self.model.name, alpha=self.alpha, level=self.level)
 
