@@ -26,10 +26,11 @@ _NAMES = {
 }
 
 
-def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was measured on one core, and on three nodes."""
-    scale, ray = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("scale", "ray"))
-    return scale, ray
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What was measured on one core, and on three nodes; None where that was not run yet."""
+    scale, ray = (folder / f"{name}.json" for name in ("scale", "ray"))
+    nodes = json.loads(ray.read_text(encoding="utf-8")) if ray.exists() else None
+    return json.loads(scale.read_text(encoding="utf-8")), nodes
 
 
 def scale_page(text: str, folder: Path) -> str:
@@ -59,7 +60,9 @@ def _slopes(found: dict[str, Any]) -> str:
     return f"{words}\n\n{table(['n', 'tried', 'µs a row', 'line, µs a row'], cells, words=4)}"
 
 
-def _nodes(found: dict[str, Any]) -> str:
+def _nodes(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "It has not been run yet on a machine that nobody else used."
     one, three, index = found["one_process"], found["three_nodes"], found["index"]
     rows = found["rows"]
     peaks = ", ".join(f"{peak:,.0f}" for peak in found["node_peak_mib"])
