@@ -43,7 +43,7 @@ def no_harm_page(folder: Path, plan: Plan | None = None) -> Page:
         f"![{drawing.caption.partition('. ')[0]}]({_file(drawing)})\n\n*{drawing.caption}*",
         *_worst(found, every),
         *_tables(found, every),
-        *_not_blind(),
+        *_not_blind(found["settings"]),
         *_cases(found["settings"]),
         _made_on(found),
     ]
@@ -170,10 +170,11 @@ def _tables(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
     ]  # fmt: skip
 
 
-def _not_blind() -> list[str]:
-    """By today's list: a change may be written down after the run that it was made for."""
-    listed = Plan().settings["not_blind"]
-    told = [f"- {one['change'].rstrip('.')}. Seen before: {one['seen']}" for one in listed]
+def _not_blind(settings: dict[str, Any]) -> list[str]:
+    """What the run knew, and what was written down since: a change may be told after the run that it was made for."""
+    known = settings["not_blind"]
+    since = [one for one in Plan().settings["not_blind"] if one not in known]
+    told = [f"- {one['change'].rstrip('.')}. Seen before: {one['seen']}" for one in (*known, *since)]
     nothing = "Nothing: no default and no case has been changed since the table was first seen."
     return ["## Changed after the table had been seen", "\n".join(told) or nothing]
 
