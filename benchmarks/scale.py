@@ -62,7 +62,13 @@ def main() -> None:
         slope, start = np.polyfit(values, seconds, 1, w=1 / np.array(seconds))  # so that small ones count as much
         found[axis] = {"values": list(values), "measured": measured, "slope": slope, "start": start}
         print(axis, [round(s, 4) for s in seconds], f"{start:.4g} + {slope:.4g} per one", flush=True)
-    told = {"environment": environment(), "base": asdict(Size()), "hidden_units": WIDTH, "axes": found}
+    told = {
+        "experiment": "scale",
+        "environment": environment(),
+        "base": asdict(Size()),
+        "hidden_units": WIDTH,
+        "axes": found,
+    }
     options.out.write_text(json.dumps(told, indent=1) + "\n")
 
 

@@ -94,16 +94,15 @@ def test_far_probabilities_are_less_sure(classifier, flowers):
     assert classifier.predict_proba(flowers[0] * 10).max(1).mean() < sure
 
 
-def test_intervals_are_those_of_the_mean_and_standard_deviation(regressor, line):
+def test_intervals_lie_around_the_mean_and_are_as_wide_as_the_noise_asks_for(regressor, line):
     X, y = line
     mean, std = regressor.predict(X, return_std=True)
     again, lower, upper = regressor.predict(X, interval=0.9)
     assert np.array_equal(mean, regressor.predict(X))
     np.testing.assert_allclose(again, mean)
-    half = (upper - lower) / (2 * std)  # as wide as judging rows ask for, all in one unit
-    np.testing.assert_allclose(half, half[0], rtol=1e-5)
-    np.testing.assert_allclose(mean - half * std, lower, rtol=1e-5)
-    assert half[0] == pytest.approx(norm.ppf(0.95), rel=0.3)
+    half = (upper - lower) / (2 * std)  # as wide as rows ask for that were left out, each by networks of its own (CV+)
+    np.testing.assert_allclose(half, norm.ppf(0.95), rtol=0.3)
+    np.testing.assert_allclose((lower + upper) / 2, mean, atol=0.2 * std.min())
     assert 0.8 < np.mean((lower < y) & (y < upper)) < 0.97
     assert 80 < std.min() < 130  # the noise is 100, in the units of y
 
