@@ -66,6 +66,7 @@ def main() -> None:
                 three = measured(lambda: command(*call))
             three["processor_seconds"] += watch.processor_seconds()
             found = {
+                "experiment": "ray",
                 "environment": {**environment(), "cores": len(os.sched_getaffinity(0))},
                 "rows": options.rows,
                 "columns": COLUMNS,
