@@ -24,14 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from as_fitted import LEVEL, fitted
 
 from dapcal.files import write_text
-from dapcal.likelihoods import Gaussian
-from dapcal.recipes import Recipe, fit
+from dapcal.recipes import Recipe
 
 TABLES = ("diabetes", "boston", "energy", "concrete", "insurance", "wine_red", "ames", "naval")
 MOST = 1500  # training rows
-LEVEL = 0.95
 
 
 def main() -> None:
@@ -64,16 +63,17 @@ def row_of(folder: Path, table: str, split: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with np.load(folder / f"{table}-{split}.npz") as file:
-        x, y, x_test, y_test = (torch.from_numpy(file[name]).float() for name in ("x", "y", "x_test", "y_test"))
-    kept = torch.randperm(len(x), generator=torch.Generator().manual_seed(split))[:MOST]
+        x, y, x_test, y_test, zero = (file[name] for name in ("x", "y", "x_test", "y_test", "zero"))
+    kept = np.random.default_rng(split).permutation(len(x))[:MOST]
     started = time.process_time()
-    model = fit(x[kept], y[kept, None], Gaussian(1.0), 1, Recipe(seed=split, fast=True)).calibrated
+    model = fitted(x[kept], y[kept], float(zero), Recipe(seed=split, fast=True))
     seconds = time.process_time() - started
     found = model(x_test)
-    lower, upper = (end[:, 0] for end in found.interval(LEVEL))
-    inside = ((lower <= y_test) & (y_test <= upper)).numpy()
-    away = np.max([piece.standardised.numpy() for name, piece in found.evidence.items() if name != "doubt"], axis=0)
-    mean = found.mean[:, 0].numpy()
+    assert found.prediction is not None
+    inside = (found.lower <= y_test) & (y_test <= found.upper)
+    pieces = found.prediction.evidence.items()
+    away = np.max([piece.standardised.numpy() for name, piece in pieces if name != "doubt"], axis=0)
+    mean = found.mean
     return {
         "table": table,
         "split": split,
@@ -84,8 +84,8 @@ def row_of(folder: Path, table: str, split: int) -> dict[str, Any]:
             name: [[len(part), int(part.sum())] for part in np.array_split(inside[by.argsort(kind="stable")], 5)]
             for name, by in (("by prediction", mean), ("by distance", away))
         },
-        "width": round(float((upper - lower).mean()), 4),
-        "rmse": round(float(np.sqrt(np.mean((mean - y_test.numpy()) ** 2))), 5),
+        "width": round(float((found.upper - found.lower).mean()), 4),
+        "rmse": round(float(np.sqrt(np.mean((mean - y_test) ** 2))), 5),
         "cpu_seconds": round(seconds, 1),
     }
 

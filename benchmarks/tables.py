@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import norm
+from as_fitted import Numbers, fitted, gaussian
 from tables_ranks import summary
 
 from dapcal.files import write_text
-from dapcal.likelihoods import Categorical, Gaussian
+from dapcal.likelihoods import Categorical
 from dapcal.recipes import Recipe, fit
 
 TEST = 0.2
@@ -56,9 +56,8 @@ OWN = ("breast_cancer", "diabetes", "iris", "wine")  # scikit-learn's
 REGRESSION = ("wine_red",)  # marks that the published splits predict as numbers
 
 Split = dict[str, np.ndarray]
-Answer = tuple[
-    np.ndarray, ...
-]  # mean and standard deviation, and the ends of intervals where they are known; or probabilities
+Answer = Numbers | np.ndarray
+"""Of numbers, or probabilities of classes (N, K)."""
 
 
 def main() -> None:
@@ -119,7 +118,8 @@ def row_of(folder: Path, table: str, method: str, seed: int) -> dict[str, Any]:
     fitted = time.perf_counter()
     found = answer(split["x_test"], split["raw_test"])
     ended = time.perf_counter()
-    measures = of_classes(*found, split["y_test"]) if "classes" in split else of_numbers(split["y_test"], *found)
+    y = split["y_test"]
+    measures = of_numbers(y, found) if isinstance(found, Numbers) else of_classes(found, y)
     seconds = {"fit_seconds": round(fitted - started, 2), "predict_seconds": round(ended - fitted, 3)}
     kind = "classes" if "classes" in split else "numbers"
     row = {"table": table, "kind": kind, "method": method, "seed": seed, "rows": len(split["y"])}
@@ -140,42 +140,32 @@ def of_classes(probabilities: np.ndarray, y: np.ndarray, bins: int = 15) -> dict
     }
 
 
-def of_numbers(y: np.ndarray, mean: np.ndarray, deviation: np.ndarray, *ends: np.ndarray) -> dict[str, float]:
-    """Of standardised targets, under a Gaussian; coverage of intervals, over fifths of the prediction the least."""
-    z = (y - mean) / deviation
-    crps = deviation * (z * (2 * norm.cdf(z) - 1) + 2 * norm.pdf(z) - 1 / np.sqrt(np.pi))
-    lower, upper = ends or (mean - norm.ppf(0.975) * deviation, mean + norm.ppf(0.975) * deviation)
-    inside = (lower <= y) & (y <= upper)
+def of_numbers(y: np.ndarray, found: Numbers) -> dict[str, float]:
+    """Of standardised targets; coverage of intervals, over fifths of the prediction the least."""
+    inside = (found.lower <= y) & (y <= found.upper)
     return {
-        "rmse": np.sqrt(((y - mean) ** 2).mean()),
-        "nll": -norm.logpdf(z).mean() + np.log(deviation).mean(),
-        "crps": crps.mean(),
+        "rmse": np.sqrt(((y - found.mean) ** 2).mean()),
+        "nll": -found.log_density(y).mean(),
+        "crps": found.crps(y).mean(),
         "coverage": inside.mean(),
-        "least_coverage": min(part.mean() for part in np.array_split(inside[mean.argsort()], 5)),
-        "width": (upper - lower).mean(),
+        "least_coverage": min(part.mean() for part in np.array_split(inside[found.mean.argsort()], 5)),
+        "width": (found.upper - found.lower).mean(),
     }
 
 
 def ours(**options: Any) -> Callable[[Split, int], Callable[..., Answer]]:
     """A recipe; those beside the default leave out gap cross-validation."""
 
-    def fitted(split: Split, seed: int) -> Callable[..., Answer]:
-        x, y = torch.from_numpy(split["x"]), torch.from_numpy(split["y"])
+    def learnt(split: Split, seed: int) -> Callable[..., Answer]:
         recipe = Recipe(seed=seed, fast=bool(options), **options)
-        if "classes" in split:
-            model = fit(x, y, Categorical(), int(split["classes"]), recipe).calibrated
-            return lambda x, raw: (model(torch.from_numpy(x)).probs.numpy(),)  # noqa: ARG005
-        model = fit(x, y.float()[:, None], Gaussian(1.0), 1, recipe).calibrated
+        if "classes" not in split:
+            of_rows = fitted(split["x"], split["y"], float(split["zero"]), recipe)
+            return lambda x, raw: of_rows(x)  # noqa: ARG005
+        x, y = torch.from_numpy(split["x"]), torch.from_numpy(split["y"])
+        model = fit(x, y, Categorical(), int(split["classes"]), recipe).calibrated
+        return lambda x, raw: model(torch.from_numpy(x)).probs.numpy()  # noqa: ARG005
 
-        def answer(x: np.ndarray, raw: np.ndarray) -> Answer:  # noqa: ARG001
-            found = model(torch.from_numpy(x))
-            ends = found.interval(0.95)
-            moments = found.mean, found.variance.sqrt(), ends.lower, ends.upper
-            return tuple(part[:, 0].numpy() for part in moments)
-
-        return answer
-
-    return fitted
+    return learnt
 
 
 def theirs(make: Callable[[bool, np.ndarray, int], Any], raw: bool) -> Callable[[Split, int], Callable[..., Answer]]:
@@ -190,7 +180,7 @@ def theirs(make: Callable[[bool, np.ndarray, int], Any], raw: bool) -> Callable[
             def probabilities(x: np.ndarray, columns: np.ndarray) -> Answer:
                 p = np.zeros((len(x), int(split["classes"])))
                 p[:, known] = model.predict_proba(columns if raw else x)
-                return (p,)
+                return p
 
             return probabilities
         order = np.random.default_rng(seed).permutation(len(y))
@@ -201,11 +191,30 @@ def theirs(make: Callable[[bool, np.ndarray, int], Any], raw: bool) -> Callable[
 
         def answer(x: np.ndarray, columns: np.ndarray) -> Answer:
             mean = np.asarray(model.predict(columns if raw else x)).ravel()
-            return mean, np.full(len(x), deviation)
+            return gaussian(mean, np.full(len(x), deviation))
 
         return answer
 
     return fitted
+
+
+def catboost_noise(split: Split, seed: int) -> Callable[..., Answer]:
+    """CatBoost that learns a variance for every row beside its mean; of classes the plain one."""
+    import catboost
+
+    if "classes" in split:
+        return theirs(_catboost, raw=True)(split, seed)
+    own = {"random_seed": seed, "thread_count": 1, "verbose": 0, "allow_writing_files": False}
+    names = np.flatnonzero(split["categories"]).tolist()
+    model = _Texts(
+        catboost.CatBoostRegressor(loss_function="RMSEWithUncertainty", cat_features=names, **own), split["categories"]
+    ).fit(split["raw"], split["y"])
+
+    def answer(x: np.ndarray, columns: np.ndarray) -> Answer:  # noqa: ARG001
+        mean, variance = np.asarray(model.predict(columns)).T
+        return gaussian(mean, np.sqrt(variance))
+
+    return answer
 
 
 def _boosting(classes: bool, categories: np.ndarray, seed: int) -> Any:
@@ -283,6 +292,7 @@ METHODS: dict[str, Callable[[Split, int], Callable[..., Answer]]] = {
     "boosting": theirs(_boosting, raw=True),
     "lightgbm": theirs(_lightgbm, raw=True),
     "catboost": theirs(_catboost, raw=True),
+    "catboost with noise": catboost_noise,
     "linear": theirs(_linear, raw=False),
     "perceptron": theirs(_perceptron, raw=False),
     "dapcal": ours(),
@@ -292,12 +302,19 @@ METHODS: dict[str, Callable[[Split, int], Callable[..., Answer]]] = {
     "tabm of all rows": ours(posterior="tabm", trees=False),
     "tabm and trees": ours(posterior="tabm"),
 }
-NEEDS = {"lightgbm": "lightgbm", "catboost": "catboost", "boosting": "sklearn", "linear": "sklearn"}
+NEEDS = {
+    "lightgbm": "lightgbm",
+    "catboost": "catboost",
+    "catboost with noise": "catboost",
+    "boosting": "sklearn",
+    "linear": "sklearn",
+}
 
 
 def prepare(folder: Path, names: list[str], seeds: int) -> None:
     """Splits of every table: what networks get, raw columns with categories as numbers, and targets."""
     from dapcal.models.table_fitting import fit_encoder, fit_target, guess, with_target
+    from dapcal.tables import Classes
     from dapcal.tables.columns import Category
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -319,8 +336,10 @@ def prepare(folder: Path, names: list[str], seeds: int) -> None:
                 split[f"x{suffix}"] = encoder(part).x.numpy()
                 split[f"raw{suffix}"] = np.column_stack([_raw(column, part[column.name]) for column in encoder.columns])
                 split[f"y{suffix}"] = y if goal.labels else y[:, 0].astype(np.float64)
-            if goal.labels:
+            if isinstance(goal, Classes):
                 split["classes"] = np.array(len(goal.labels))
+            else:
+                split["zero"] = np.array(goal.standardised(0.0))
             np.savez_compressed(folder / f"{name}-{seed}.npz", **split)  # type: ignore[arg-type]
         print(name, task, split["x"].shape, len(goal.labels) or "numbers", flush=True)
 

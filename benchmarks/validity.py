@@ -7,17 +7,18 @@ are Monte Carlo standard errors over splits. Three ways:
 - "batched": networks of all splits trained side by side in plain torch, stopped where the NLL of the half that chooses
   is lowest, and once more on all rows for as long ("refit"), as `dapcal.recipes` does; pieces, scales and p-values are
   the library's. Asked about with the members before the refit ("off") and after it ("on").
-- "recipe": `dapcal.recipes.fit` itself with refit, with the fewest judging rows alone, as it trains one by one.
+- "recipe": `dapcal.recipes.fit` itself with refit and without gap cross-validation, with the fewest judging rows alone,
+  as it trains one by one. It asks the members from before the refit.
 
 Run: python benchmarks/validity.py [folder] [way ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import platform
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -43,10 +44,15 @@ TASKS: dict[str, Likelihood] = {"classification": Categorical(), "regression": G
 COLUMNS = 4
 
 
-def main(folder: str = "build", *ways: str) -> None:
+def main() -> None:
+    asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    asked.add_argument("folder", nargs="?", type=Path, default=Path("build"))
+    asked.add_argument("ways", nargs="*", metavar="way", help=", ".join(WAYS))
+    options = asked.parse_args()
+    folder: Path = options.folder
     warnings.simplefilter("ignore", DapcalWarning)
     torch.set_num_threads(1)
-    for way in ways or WAYS:
+    for way in options.ways or WAYS:
         started = time.perf_counter()
         found = {name: summary(shares) for name, shares in WAYS[way]()}
         results = {
@@ -59,8 +65,8 @@ def main(folder: str = "build", *ways: str) -> None:
             "seconds": round(time.perf_counter() - started, 1),
             "shares": found,
         }
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_text(Path(folder) / f"validity-{way}.json", json.dumps(results, indent=1) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"validity-{way}.json", json.dumps(results, indent=1) + "\n")
         show(way, found)
 
 
@@ -100,7 +106,7 @@ def with_recipe() -> Iterator[tuple[str, Shares]]:
             generator = torch.Generator().manual_seed(split)
             x, y = draw(10 * judging, task, generator)
             recipe = recipes.Recipe(
-                hidden=(WIDTH,), members=2, epochs=12, batch_size=80, learning_rate=2e-2, refit=True, seed=split
+                hidden=(WIDTH,), members=2, epochs=12, batch_size=80, learning_rate=2e-2, fast=True, seed=split
             )
             fitted = recipes.fit(x, y, likelihood, _outputs(task), recipe)
             _count(shares, fitted.calibrated(draw(ASKED, task, generator)[0]))
@@ -268,4 +274,4 @@ def show(way: str, found: dict[str, dict[str, dict[str, list[float]]]]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

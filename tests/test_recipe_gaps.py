@@ -158,6 +158,27 @@ def test_scaling_reaches_the_refits(monkeypatch):
     assert noises == [(True, 1.0)] * 12
 
 
+def test_refits_have_the_noise_that_ordinary_rows_say(monkeypatch):
+    """Before: that of short training, ten times as large beside trees, so that no adjustment gained anything."""
+    seen = []
+    in_domain = gaps.in_domain
+
+    def spy(posterior, data):
+        seen.append((posterior.likelihood, in_domain(posterior, data), data))
+        return seen[-1][1]
+
+    monkeypatch.setattr(gaps, "in_domain", spy)
+    own = fit(*numbers(600), Gaussian(), 1, replace(QUICK, epochs=6)).calibrated.posterior
+    assert own.blend is not None
+    assert len(seen) == 12
+    for given, scaled, data in seen:
+        assert type(given) is type(own.likelihood)
+        outputs = scaled.outputs(data.x)
+        location, noise = scaled.likelihood._location_and_noise(outputs)
+        residual = (location.mean(0) - data.y).square().mean()
+        assert 0.3 < float(residual / (noise.square().mean() + location.var(0, correction=0).mean())) < 3
+
+
 @pytest.mark.parametrize(("rows", "fast"), [(240, True), (FEWEST_ROWS, False)])
 def test_fast_and_small_tables_keep_the_plain_way(rows, fast):
     fitted = fit(*numbers(rows), Gaussian(), 1, replace(QUICK, fast=fast))

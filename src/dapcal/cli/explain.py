@@ -78,12 +78,13 @@ def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
         epistemic = list(answer.epistemic) if subject.has_labels else answer.epistemic[0]
         return {"probabilities": dict(zip(subject.classes, answer.mean, strict=True)), "epistemic": epistemic}
     unit = subject.unit
-    amounts = {"mean": answer.mean, "lower": answer.lower, "upper": answer.upper}
+    mean, ends = unit.means(answer.mean), {"lower": answer.lower, "upper": answer.upper}
     deviations = [value**0.5 for value in answer.epistemic]  # as `predict` writes it
     return {
-        **{name: unit.amounts(values).tolist() for name, values in amounts.items()},
-        "deviation": unit.widths(answer.deviation).tolist(),
-        "epistemic": unit.widths(deviations).tolist(),
+        "mean": mean.tolist(),
+        **{name: unit.amounts(values).tolist() for name, values in ends.items()},
+        "deviation": unit.widths(answer.deviation, mean).tolist(),
+        "epistemic": unit.widths(deviations, mean).tolist(),
     }
 
 

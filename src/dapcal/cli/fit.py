@@ -57,6 +57,10 @@ def fit(
     class_weight: Annotated[
         str | None, typer.Option(help="How much classes count in training: balanced, or e.g. yes=5,no=1.")
     ] = None,
+    log: Annotated[
+        bool | None,
+        typer.Option("--log/--no-log", help="Learn the target's logarithm; by default where that is likelier."),
+    ] = None,
     fast: Annotated[
         bool,
         typer.Option(
@@ -119,6 +123,7 @@ def fit(
             bounds=None if bounds is None else _bounds(bounds),
             weight=weight,
             class_weights=None if class_weight is None else _class_weights(class_weight),
+            log=log,
         )
         for note in model.notes:
             said.note(note)

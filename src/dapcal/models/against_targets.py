@@ -56,6 +56,7 @@ class Judge:
         classes = len(model.classes)
         self.confusion = np.zeros((classes, classes), np.int64)  # (true, predicted)
         self.squared = self.squared_constant = 0.0
+        self.mean = 0.0 if model.classes else model.mean_target
         self.edges: np.ndarray | None = None  # between groups of predictions
         self.groups = np.zeros((_GROUPS, 2), np.int64)  # rows, and those inside their interval
 
@@ -111,7 +112,7 @@ class Judge:
         true = true[known]
         with np.errstate(over="ignore"):  # of targets beyond 1e154 no error is told
             self.squared += float(((prediction - true) ** 2).sum())
-            self.squared_constant += float(((self._mean() - true) ** 2).sum())
+            self.squared_constant += float(((self.mean - true) ** 2).sum())
         if self.edges is None and len(prediction):  # the first batch tells what is low and what is high
             self.edges = np.quantile(prediction, np.arange(1, _GROUPS) / _GROUPS)
         if self.edges is not None:
@@ -119,9 +120,6 @@ class Judge:
             np.add.at(self.groups, (group, 0), 1)
             np.add.at(self.groups, (group, 1), (lower <= true) & (true <= upper))
         self._counted(known)
-
-    def _mean(self) -> float:
-        return float(self.model.unit.amounts(self.model.train.y.double().mean().item()))
 
     def _counted(self, known: np.ndarray) -> None:
         self.rows += int(known.sum())

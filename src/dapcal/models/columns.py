@@ -13,22 +13,49 @@ Columns = dict[str, np.ndarray]
 """By name: one value an input (N,), or one for every class or target (N, K); see `Prediction.columns`."""
 
 _ROUNDING = 2.0**-22  # of float32, twice
+_LARGEST = 700.0  # logarithm of what float64 holds
 
 
 class Unit(NamedTuple):
-    """A regression's targets as people see them: center + scale · the network's target."""
+    """A regression's targets as people see them: center + scale · the network's target, or the exponential of that.
+
+    Attributes:
+        center: of the target, or of its logarithm.
+        scale: likewise.
+        smearing: None: as it is; else the network learns logarithms, and what medians are multiplied by to be means.
+    """
 
     center: float = 0.0
     scale: float = 1.0
+    smearing: float | None = None
 
     def amounts(self, values: Any) -> np.ndarray:
-        """Targets, means and ends of intervals, in float64; what is 0 but for the rounding of float32 is 0."""
+        """Targets, and ends of intervals, in float64; what is 0 but for the rounding of float32 is 0."""
         amounts = self.center + self.scale * np.asarray(values, float)
+        if self.smearing is not None:
+            return np.exp(np.clip(amounts, -_LARGEST, _LARGEST))
         return np.where(np.abs(amounts) < _ROUNDING * abs(self.center), 0.0, amounts)
 
-    def widths(self, values: Any) -> np.ndarray:
-        """Differences and standard deviations, in float64: they have no center."""
-        return abs(self.scale) * np.asarray(values, float)
+    def means(self, values: Any) -> np.ndarray:
+        """Predictions, in float64: the network's mean is that of the logarithm, if it learns one."""
+        return self.amounts(values) * (1.0 if self.smearing is None else self.smearing)
+
+    def widths(self, values: Any, at: Any) -> np.ndarray:
+        """Standard deviations, in float64: they have no center; of logarithms to first order, `at` predictions."""
+        widths = abs(self.scale) * np.asarray(values, float)
+        return widths if self.smearing is None else widths * np.asarray(at, float)
+
+    def log_slopes(self, values: Any) -> np.ndarray:
+        """log |d amount/d target| at targets (N, K), summed over K, (N,): what an NLL per row grows by in this unit."""
+        slopes = np.full(np.shape(values), np.log(abs(self.scale)))
+        if self.smearing is not None:
+            slopes = slopes + self.center + self.scale * np.asarray(values, float)
+        return slopes.reshape(len(slopes), -1).sum(1)
+
+
+def rmse(predictions: Any, targets: Any) -> float:
+    """Root of the mean squared error of amounts."""
+    return float(np.sqrt(np.mean((np.asarray(predictions, float) - np.asarray(targets, float)) ** 2)))
 
 
 def named(predictions: Iterable[Prediction], classes: Sequence[str], level: float, alpha: float) -> Columns:
@@ -49,8 +76,10 @@ def named(predictions: Iterable[Prediction], classes: Sequence[str], level: floa
 
 def in_unit(columns: Columns, unit: Unit) -> Columns:
     """A regression's columns as people see them."""
-    amounts = {name: unit.amounts(columns[name]) for name in ("prediction", "lower", "upper")}
-    return {**columns, **amounts, **{name: unit.widths(columns[name]) for name in ("epistemic", "aleatoric")}}
+    mean = unit.means(columns["prediction"])
+    ends = {name: unit.amounts(columns[name]) for name in ("lower", "upper")}
+    widths = {name: unit.widths(columns[name], mean) for name in ("epistemic", "aleatoric")}
+    return {**columns, "prediction": mean, **ends, **widths}
 
 
 def flat(columns: Mapping[str, Any], classes: Sequence[str]) -> Columns:

@@ -39,6 +39,7 @@ def fit(
     bounds: tuple[float | None, float | None] | None = None,
     weight: str | None = None,
     class_weights: str | Mapping[str, float] | None = None,
+    log: bool | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others; a sample that is the whole table is fitted as it is.
 
@@ -55,6 +56,7 @@ def fit(
         bounds: of the target.
         weight: a column that says how much rows count in training.
         class_weights: how much the rows of a class count.
+        log: whether logarithms of the target are learnt.
     """
     recipe, told = recipe or Recipe(), progress or (lambda *_: None)
     if not sample.is_all and recipe.refit and (weight is not None or class_weights is not None):
@@ -76,6 +78,7 @@ def fit(
         bounds=bounds,
         weight=weight,
         class_weights=class_weights,
+        log=log,
     )
     if sample.is_all:
         return model

@@ -93,7 +93,13 @@ class TableModel:
     @property
     def unit(self) -> Unit:
         """Of the target; the network's own in classification."""
-        return Unit(self.target.center, self.target.scale) if isinstance(self.target, Numbers) else Unit()
+        target = self.target
+        return Unit(target.center, target.scale, target.smearing) if isinstance(target, Numbers) else Unit()
+
+    @property
+    def mean_target(self) -> float:
+        """Of the training rows, as people see it: what one would predict without looking."""
+        return float(self.unit.amounts(self.train.y.double().cpu()).mean())
 
     @property
     def side_by_side(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from dapcal.tables.coding import with_codes
 from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
-from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, with_target
+from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, logarithmic, with_target
 
 _MANY_COPIES = 0.1  # share of the rows
 
@@ -36,6 +37,7 @@ def fit(
     bounds: tuple[float | None, float | None] | None = None,
     weight: str | None = None,
     class_weights: str | Mapping[str, float] | None = None,
+    log: bool | None = None,
 ) -> TableModel:
     """Learn to predict a column from the others.
 
@@ -52,6 +54,8 @@ def fit(
             default 0 where no training row is below it.
         weight: a column of numbers >= 0: how much a row counts in training; no input, and not wanted of new rows.
         class_weights: how much the rows of a class count, by its name, or "balanced": every class as much in all.
+        log: whether logarithms of the target are learnt, so that errors count in proportion; by default where
+            `dapcal.recipes.logarithm` says that it is likelier so.
     """
     drop = (*drop, *([weight] if weight is not None and weight not in drop else []))
     encoder = fit_encoder(table, target, drop, unusable, drop_unusable)
@@ -60,7 +64,13 @@ def fit(
     goal = fit_target(rows[target], task, target)
     recipe = recipe or Recipe()
     y = goal.encode(rows[target], name=target)
-    encoder, x = with_codes(encoder, rows, y, recipe.seed)
+    plain_encoder = encoder
+    encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
+    found = _logarithm(goal, x, y, log, target, recipe.seed)
+    if found is not None:
+        goal = logarithmic(rows[target], found.smearing, target)
+        y = goal.encode(rows[target], name=target)
+        encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     limits, told = _bounds(goal, y, bounds, target)
     spaces = (column_space(encoder),)
@@ -70,6 +80,7 @@ def fit(
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
         *([left_out] if left_out else []),
+        *([] if found is None else [_told_of(target, log)]),
         *([told] if told else []),
         *weighed,
         *([spelling] if spelling else []),
@@ -77,6 +88,28 @@ def fit(
         *encoder.notes,
     )
     return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes, fitted.gaps)
+
+
+def _logarithm(
+    goal: Classes | Numbers, x: Tensor, y: Tensor, asked: bool | None, name: str, seed: int
+) -> recipes.Logarithm | None:
+    """What there is to know of logarithms, if they are to be learnt: as asked, or where that is likelier."""
+    if not isinstance(goal, Numbers):
+        if asked:
+            raise ValueError(f"`{name}` holds classes, which have no logarithm; leave --log out, or --task regression")
+        return None
+    amounts = goal.decode(y)[:, 0]
+    if asked and not amounts.min() > 0:
+        raise ValueError(f"--log needs a target above 0, and `{name}` goes down to {float(amounts.min()):g}")
+    if asked is False or not (asked or recipes.may_be_logarithmic(amounts)):
+        return None
+    found = recipes.logarithm(x, amounts, seed)
+    return found if asked or found.counts else None
+
+
+def _told_of(name: str, asked: bool | None) -> str:
+    told = f"`{name}` is learnt as a logarithm, which counts errors in proportion to it; predictions are means of it"
+    return told if asked else f"{told}. Held-out rows are likelier so; --no-log learns it as it is"
 
 
 def _bounds(
@@ -88,7 +121,9 @@ def _bounds(
             raise ValueError(f"`{name}` holds classes, which have no bounds; leave --bounds out, or --task regression")
         return Bounds(), None
     least, greatest = (float(goal.decode(end)) for end in (y.min(), y.max()))
-    slack = 1e-6 * goal.scale  # of float32
+    slack = 1e-6 * (greatest - least)  # of float32
+    if given is None and goal.smearing is not None:  # no exponential is below 0
+        return Bounds(), None
     if given is None:
         positive = least >= -slack
         note = f"no `{name}` is below 0, so no interval goes below it; --bounds=, allows it" if positive else None
@@ -102,7 +137,8 @@ def _bounds(
         raise ValueError(
             f"`{name}` goes from {least:.6g} to {greatest:.6g}, beyond --bounds; correct those rows, or widen them"
         )
-    return Bounds(*(None if end is None else (end - goal.center) / goal.scale for end in given)), note
+    ends = (None if end is None else goal.standardised(end) for end in given)
+    return Bounds(*(None if end is None or math.isinf(end) else end for end in ends)), note
 
 
 def _copies(x: Tensor, y: Tensor) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from dapcal.data import Labelled
 from dapcal.ensembles import seen
 from dapcal.models.amounts import amount
+from dapcal.models.columns import rmse
 from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL
@@ -84,7 +84,7 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         for prediction, own in zip(_predictions(model, chose.x), own_y, strict=True):
             lower, upper = prediction.interval(LEVEL)
             inside.append((lower <= own) & (own <= upper))
-    unit = 0.0 if isinstance(target, Classes) else math.log(target.scale)
+    unit = 0.0 if isinstance(target, Classes) else float(model.unit.log_slopes(y).mean())
     p_values = torch.cat([prediction.ood_p_value for prediction in _predictions(model, chose.x)])
     mean = torch.cat(means)
     return Summary(
@@ -94,8 +94,8 @@ def summarise(model: TableModel, seed: int = 0) -> Summary:
         rows=len(held_out.x),
         columns=len(model.encoder.columns),
         measure="accuracy" if isinstance(target, Classes) else "RMSE",
-        value=_value(target, mean, y),
-        constant=_value(target, _constant(target, model.train.y.cpu()).expand_as(mean), y),
+        value=_value(model, mean, y),
+        constant=_without_looking(model, y),
         nll=_mean(after) + unit,
         base_nll=_mean(before) + unit,
         coverage=_mean(inside) if inside else None,
@@ -140,17 +140,18 @@ def _growth(widening: float) -> str:
     return f"is {widening:.2g} times as large" if widening < 1000 else "is more than 1,000 times as large"
 
 
-def _value(target: Classes | Numbers, mean: Tensor, y: Tensor) -> float:
-    if isinstance(target, Classes):
+def _value(model: TableModel, mean: Tensor, y: Tensor) -> float:
+    if isinstance(model.target, Classes):
         return float((mean.argmax(-1) == y).double().mean())
-    return target.scale * float(((mean - y).double() ** 2).mean().sqrt())
+    return rmse(model.unit.means(mean), model.unit.amounts(y))
 
 
-def _constant(target: Classes | Numbers, y: Tensor) -> Tensor:
-    """What is predicted without looking: frequencies of the classes, or the mean, (K,)."""
-    if isinstance(target, Classes):
-        return torch.bincount(y, minlength=len(target.labels)).double()
-    return y.double().mean(0)
+def _without_looking(model: TableModel, y: Tensor) -> float:
+    """Of the most frequent class, or of the mean."""
+    if isinstance(model.target, Classes):
+        frequent = torch.bincount(model.train.y.cpu(), minlength=len(model.target.labels)).argmax()
+        return float((frequent == y).double().mean())
+    return rmse(model.mean_target, model.unit.amounts(y))
 
 
 def _mean(parts: list[Tensor]) -> float:
@@ -191,12 +192,12 @@ def _important(model: TableModel, held_out: Labelled, seed: int) -> dict[str, fl
         return torch.cat([posterior.likelihood.mean(seen(posterior, part)).cpu() for part in parts])
 
     mean = predicted(x)
-    best = sign * _value(model.target, mean, y)
+    best = sign * _value(model, mean, y)
     losses = {}
     for name in _shuffled(names, x.cpu(), mean):
         own = torch.tensor([other == name for other in names], device=x.device)
         order = torch.randperm(len(x), generator=generator).to(x.device)
-        losses[name] = best - sign * _value(model.target, predicted(torch.where(own, x[order], x)), y)
+        losses[name] = best - sign * _value(model, predicted(torch.where(own, x[order], x)), y)
     return dict(sorted(losses.items(), key=lambda item: -item[1]))
 
 

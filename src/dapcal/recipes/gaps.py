@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dapcal.adjust import Inflate, Revert
 from dapcal.calibration.gap_choice import Read
-from dapcal.calibration.in_domain import in_domain
+from dapcal.calibration.in_domain import in_domain, with_likelihood
 from dapcal.calibration.inputs import HeldOut, OODInputs
 from dapcal.calibration.losses import Loss, Problem
 from dapcal.calibration.reference import as_narrow
@@ -26,7 +26,7 @@ from dapcal.calibration.regions import Region, thirds
 from dapcal.data import Labelled, gather
 from dapcal.distances import Space, fit_distance
 from dapcal.errors import NothingToCalibrate
-from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.likelihoods import ClassLikelihood, Likelihood, NormalLikelihood
 from dapcal.networks import TableNetwork
 from dapcal.posteriors import ensemble, sharing
 from dapcal.posteriors.network import NetworkPosterior
@@ -151,6 +151,8 @@ def read_gaps(
             same_trees(one, posterior, part.kept, seed, ROUNDS, part.weights)
             for part, one in zip(parts, _refits(task, parts, progress), strict=True)
         ]
+        refits = [_with_noise_of(posterior, one) for one in refits]
+        scaled = scaled or isinstance(posterior.likelihood, NormalLikelihood)
         found = [_found(*pair, spaces, scaled, share) for pair in zip(parts, refits, strict=True)]
     kept = [(part, one) for part, one in zip(parts, found, strict=True) if one is not None]
     away = torch.cat([one.away for _, one in kept]) if kept else torch.empty(0)
@@ -247,6 +249,17 @@ def _around(task: Task, part: _Part, one: NetworkPosterior, epochs: int, patienc
         options={**task.options, "epochs": epochs, "patience": patience, "held_out": watched, "progress": False},
     )
     return around(own, one)
+
+
+def _with_noise_of(posterior: Posterior, refit: Posterior) -> Posterior:
+    """A refit whose noise goes with the row as the posterior's does; its level is scaled by ordinary rows.
+
+    The posterior's noise is read off held-out rows. The one that short training ends with may be ten times as large, so
+    that nothing seems to be gained by doubting more.
+    """
+    if not isinstance(posterior.likelihood, NormalLikelihood):
+        return refit
+    return with_likelihood(refit, posterior.likelihood)
 
 
 class _Found(NamedTuple):

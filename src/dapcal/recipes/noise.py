@@ -38,11 +38,7 @@ def with_row_noise(posterior: Posterior, rows: Labelled) -> tuple[Posterior, str
     seen = _seen(posterior.outputs(rows.x), rows.y)
     if len(seen.squared) < FEWEST or seen.shape.shape[1] < 3:
         return posterior, None
-    even = torch.arange(len(seen.squared)) % 2 == 0
-    gain = torch.empty_like(seen.squared)
-    for one, other in ((even, ~even), (~even, even)):
-        varying, level = _fitted(seen.at(one), True), _fitted(seen.at(one), False)
-        gain[other] = _log_prob(seen.at(other), varying) - _log_prob(seen.at(other), level)
+    gain = _by_other_half(seen, varying=True) - _by_other_half(seen, varying=False)
     if not gain.mean() > gain.std() / math.sqrt(len(gain)):
         return posterior, None
     found = _fitted(seen, True).tolist()
@@ -55,6 +51,20 @@ def with_row_noise(posterior: Posterior, rows: Labelled) -> tuple[Posterior, str
         f"noise depends on the row: it is {high / low:.1f} times as large at the 90 % as at the 10 % quantile of rows"
     )
     return replace(posterior, likelihood=changed), told
+
+
+def log_prob_by_halves(prediction: Tensor, y: Tensor) -> Tensor:
+    """log N(y; prediction, noise by the row), (N,) each; every other row says the noise of the rest."""
+    return _by_other_half(_seen(prediction[None, :, None], y[:, None]), varying=True)
+
+
+def _by_other_half(seen: _Seen, varying: bool) -> Tensor:
+    """Log-likelihood of each row under noise that is fitted to the other half of them, (n,)."""
+    even = torch.arange(len(seen.squared)) % 2 == 0
+    found = torch.empty_like(seen.squared)
+    for one, other in ((even, ~even), (~even, even)):
+        found[other] = _log_prob(seen.at(other), _fitted(seen.at(one), varying))
+    return found
 
 
 class _Seen(NamedTuple):

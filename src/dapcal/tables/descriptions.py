@@ -32,10 +32,12 @@ def encoder_from_json(description: Mapping[str, Any]) -> Encoder:
 def target_from_json(description: Mapping[str, Any]) -> Classes | Numbers:
     """The target that `as_json` described; anything else is refused."""
     if isinstance(description, Mapping):
-        if set(description) == {"kind", "center", "scale"} and description["kind"] == "numbers":
+        fields = set(description) - {"smearing"}  # of logarithms alone
+        if fields == {"kind", "center", "scale"} and description["kind"] == "numbers":
             center, scale = (_finite(description[name], name) for name in ("center", "scale"))
-            if scale > 0:
-                return Numbers(center, scale)
+            smearing = _finite(description["smearing"], "smearing") if "smearing" in description else None
+            if scale > 0 and (smearing is None or smearing > 0):
+                return Numbers(center, scale, smearing)
         if set(description) == {"kind", "labels", "original"} and description["kind"] == "classes":
             labels, original = description["labels"], description["original"]
             if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -84,10 +85,18 @@ class Classes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Amounts, standardised for the network: (value − center)/scale."""
+    """Amounts, standardised for the network: (value − center)/scale, or (log value − center)/scale.
+
+    Attributes:
+        center: mean of the training rows' amounts, or of their logarithms.
+        scale: standard deviation likewise.
+        smearing: None: the network learns amounts; else it learns logarithms, so that what it predicts is a median,
+            and this times it the mean.
+    """
 
     center: float
     scale: float
+    smearing: float | None = None
 
     @property
     def expected(self) -> Kind:
@@ -101,8 +110,17 @@ class Numbers:
 
     def encode(self, column: pa.ChunkedArray, first_row: int = 1, name: str = "target") -> Tensor:
         """Standardised amounts, (N, 1) float32; a missing one is refused."""
+        values = numbers(column, name, first_row=first_row)
+        if self.smearing is not None:
+            low = values <= 0
+            if low.any():
+                raise ValueError(
+                    f"Row {first_row + int(np.argmax(low))}: the target is {values[low][0]:g}, and those of the "
+                    "training rows are all above 0; correct it"
+                )
+            values = np.log(values)
         with np.errstate(over="ignore"):  # what overflows is too far, and refused
-            values = (numbers(column, name, first_row=first_row) - self.center) / self.scale
+            values = (values - self.center) / self.scale
         missing, far = np.isnan(values), np.abs(values) > LIMIT
         if missing.any():
             raise ValueError(f"Row {first_row + int(np.argmax(missing))}: {_NO_TARGET}")
@@ -115,11 +133,19 @@ class Numbers:
 
     def decode(self, y: Tensor) -> Tensor:
         """Amounts in the table's unit, of the same shape, float64."""
-        return self.center + self.scale * y.double()
+        values = self.center + self.scale * y.double()
+        return values if self.smearing is None else values.exp()
+
+    def standardised(self, amount: float) -> float:
+        """The network's target of an amount; −∞ of what no logarithm has."""
+        if self.smearing is not None:
+            amount = math.log(amount) if amount > 0 else -math.inf
+        return (amount - self.center) / self.scale
 
     def as_json(self) -> dict[str, Any]:
         """A description that `target_from_json` reads back exactly."""
-        return {"kind": "numbers", "center": self.center.hex(), "scale": self.scale.hex()}
+        told = {"kind": "numbers", "center": self.center.hex(), "scale": self.scale.hex()}
+        return told if self.smearing is None else {**told, "smearing": self.smearing.hex()}
 
 
 def fit_target(column: pa.ChunkedArray, task: TaskName | None = None, name: str = "target") -> Classes | Numbers:
@@ -152,10 +178,10 @@ def with_target(table: pa.Table, target: str) -> tuple[pa.Table, str | None]:
 
 
 def usable(goal: Classes | Numbers, column: pa.ChunkedArray, name: str) -> np.ndarray:
-    """Rows that have a value, (N,), and of classes one that is known."""
+    """Rows that have a value, (N,), and of classes one that is known, of logarithms one that has them."""
     present = _present(column, name)
-    if not isinstance(goal, Classes):
-        return present
+    if isinstance(goal, Numbers):
+        return present if goal.smearing is None else present & (numbers(column, name) > 0)
     return pc.is_in(labels_of(column, goal.original, name), pa.array(goal.labels, pa.string())).to_numpy() & present
 
 
@@ -202,6 +228,11 @@ def _fit_numbers(column: pa.ChunkedArray, name: str) -> Numbers:
     if not scale:
         raise ValueError(f"The target is {values[0]:g} in every row; there is nothing to predict")
     return Numbers(center, scale)
+
+
+def logarithmic(column: pa.ChunkedArray, smearing: float, name: str = "target") -> Numbers:
+    """Logarithms of amounts, which are all above 0 and not all the same; `smearing` as in `Numbers`."""
+    return Numbers(*mean_and_deviation(np.log(numbers(column, name)), name), smearing)
 
 
 def _original(kind: pa.DataType) -> Original:

@@ -12,6 +12,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.distances import FittedSpace, Hausdorff, NearestNeighbor
 from dapcal.distances.projectors import project
 from dapcal.likelihoods import Likelihood
+from dapcal.models.columns import Unit
 from dapcal.models.subject import Subject
 from dapcal.records import ALPHA, LEVEL
 from dapcal.report.examples import MOST_SAMPLED, Examples, sample
@@ -162,14 +163,14 @@ class IntervalWidth:
     """How wide the intervals of a regression are over many inputs, in numbers and words."""
 
     likelihood: Likelihood
-    scale: float  # of the target as people see it
+    unit: Unit  # of the target as people see it
     name = "median width of 95 % intervals"
     show = staticmethod(number)
 
     def of(self, answers: Answers, rows: Tensor) -> float:
         """On those inputs that `rows` picks."""
         lower, upper = self.likelihood.interval_of(answers.mean[rows], answers.variance[rows], LEVEL)
-        return self.scale * float((upper - lower).median())
+        return float(torch.from_numpy(self.unit.amounts(upper) - self.unit.amounts(lower)).median())
 
     def change(self, away: Behaviour) -> str:
         """What distance changed."""
@@ -191,9 +192,7 @@ def _as_wide(ratio: float) -> str:
 def confidence_or_width(subject: Subject) -> Confidence | IntervalWidth:
     """What tells how sure the model is: of classes the one, of numbers the other."""
     return (
-        Confidence(subject.likelihood)
-        if subject.is_classification
-        else IntervalWidth(subject.likelihood, abs(subject.unit.scale))
+        Confidence(subject.likelihood) if subject.is_classification else IntervalWidth(subject.likelihood, subject.unit)
     )
 
 

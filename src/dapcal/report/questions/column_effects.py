@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.models.columns import rmse
 from dapcal.models.subject import Axis
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import Captioned, cut, figures, paragraph, table
@@ -97,7 +98,7 @@ def _error(examples: Examples, x: Tensor, y: Tensor) -> float:
     mean = _means(examples, x)
     if examples.subject.is_classification:
         return float((mean.argmax(-1) != y).double().mean())
-    return abs(examples.subject.unit.scale) * float(((mean - y) ** 2).mean().sqrt())
+    return rmse(examples.subject.unit.means(mean), examples.subject.unit.amounts(y))
 
 
 def _means(examples: Examples, x: Tensor) -> Tensor:
@@ -115,9 +116,7 @@ def _effect(examples: Examples, x: Tensor, axis: Axis, places: list[int]) -> Eff
         changed[:, place] = value
         mean = _means(examples, changed)
         told = (
-            mean[:, _class(examples)]
-            if subject.is_classification
-            else torch.from_numpy(subject.unit.amounts(mean[:, 0]))
+            mean[:, _class(examples)] if subject.is_classification else torch.from_numpy(subject.unit.means(mean[:, 0]))
         )
         found.append((float(told.mean()), float(told.quantile(0.25)), float(told.quantile(0.75))))
     mean_of, low, high = zip(*found, strict=True)

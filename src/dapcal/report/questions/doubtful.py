@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
+
 from dapcal import metrics
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import legend, paragraph, tag
@@ -58,10 +60,12 @@ def _of_classes(examples: Examples, answers: Answers) -> Risk:
 
 
 def _of_numbers(examples: Examples, answers: Answers) -> Risk:
-    size = abs(examples.subject.unit.scale)
-    squared = ((examples.y - answers.mean) ** 2).mean(-1)
-    curve = metrics.selective_risk(answers.variance.mean(-1), squared)
-    return Risk(tuple(curve.coverage.tolist()), tuple(size * math.sqrt(value) for value in curve.risk.tolist()))
+    unit = examples.subject.unit
+    mean = unit.means(answers.mean)
+    squared = torch.from_numpy((mean - unit.amounts(examples.y)) ** 2).mean(-1)
+    variance = torch.from_numpy(unit.widths(answers.variance.sqrt(), mean) ** 2).mean(-1)
+    curve = metrics.selective_risk(variance, squared)
+    return Risk(tuple(curve.coverage.tolist()), tuple(math.sqrt(value) for value in curve.risk.tolist()))
 
 
 def _chart(found: Doubtful, is_classification: bool) -> str:

@@ -96,9 +96,11 @@ def prediction_words(subject: Subject, found: Answer) -> str:
     if subject.classes:
         best = max(range(len(found.mean)), key=lambda place: found.mean[place])
         return f"{cut(subject.classes[best])} ({percent(found.mean[best])})"
-    widths = [upper - lower for lower, upper in zip(found.lower, found.upper, strict=True)]
-    shown = zip(subject.unit.amounts(found.mean), subject.unit.widths(widths), strict=True)
-    return ", ".join(f"{number(mean)} ± {number(width / 2, 2)}" for mean, width in shown)
+    unit = subject.unit
+    shown = list(zip(unit.means(found.mean), unit.amounts(found.lower), unit.amounts(found.upper), strict=True))
+    if unit.smearing is not None:  # not as far to both sides
+        return ", ".join(f"{number(mean)} ({number(lower, 2)} to {number(upper, 2)})" for mean, lower, upper in shown)
+    return ", ".join(f"{number(mean)} ± {number((upper - lower) / 2, 2)}" for mean, lower, upper in shown)
 
 
 def target_words(subject: Subject, value: tuple[float, ...]) -> str:

@@ -205,7 +205,7 @@ def _coverage(examples: Examples, answers: Answers) -> Coverage:
     pit = likelihood.place_of(mean, variance, y).flatten()
     return Coverage(
         coverage=metrics.coverage(*interval(0.95), y),
-        width=abs(examples.subject.unit.scale) * metrics.mean_width(*interval(0.95)),
+        width=metrics.mean_width(*(torch.from_numpy(examples.subject.unit.amounts(end)) for end in interval(0.95))),
         observed=tuple(metrics.coverage(*interval(level), y) for level in LEVELS),
         pit_counts=tuple(torch.histc(pit, BINS, 0, 1).long().tolist()),
     )

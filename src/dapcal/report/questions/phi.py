@@ -18,7 +18,9 @@ def measure(examples: Examples) -> Curve:
     subject = examples.subject
     curve, unit = subject.calibrated.curve, 0.0
     if not subject.is_classification:
-        unit = subject.held_out.y[0].numel() * math.log(abs(subject.unit.scale))
+        chose = subject.calibrated.chooses
+        y = subject.held_out.y.cpu() if chose is None else subject.held_out.y.cpu()[chose.cpu()]
+        unit = float(subject.unit.log_slopes(y).mean())
     return Curve(
         phi=curve.phi.cpu(),
         loss=curve.loss.cpu(),

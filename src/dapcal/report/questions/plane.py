@@ -100,6 +100,8 @@ def section(examples: Examples, found: Map | None) -> str:
         return ""
     is_classification = examples.subject.is_classification
     name = "confidence" if is_classification else "deviation from missing data"
+    if examples.subject.unit.smearing is not None:
+        name += ", as a share of the prediction"
     told = [_frame_words(frame, place == found.chosen) for place, frame in enumerate(found.frames)]
     slider = (
         '<label for="phi-range">How much distance counts (φ)</label>'
