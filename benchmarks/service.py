@@ -68,8 +68,8 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def fitted(folder: Path) -> str:
-    """A model of a table, as its users make it."""
+def fitted(folder: Path, *options: str) -> str:
+    """A model of a table, as its users make it; the name of its file begins with the options."""
     draws = random.Random(0)
     with (folder / "train.csv").open("w", newline="") as file:
         table = csv.writer(file)
@@ -77,9 +77,9 @@ def fitted(folder: Path) -> str:
         for _ in range(ROWS):
             row = [draws.gauss(0, 1) for _ in NAMES]
             table.writerow([*row, "abc"[max(range(3), key=lambda label: sum(row[label::3]))]])
-    model = str(folder / "model.dap")
+    model = str(folder / ("".join(options) + "model.dap"))
     arguments = ["fit", str(folder / "train.csv"), "--target", "class", "--epochs", "5", "-o", model, "--quiet"]
-    subprocess.run([*DAPCAL, *arguments], check=True)
+    subprocess.run([*DAPCAL, *arguments, *options], check=True)
     return model
 
 

@@ -10,6 +10,7 @@ target), CRPS or Brier score, coverage of 95 % intervals or expected calibration
     python benchmarks/tables.py summary
 
 `run` goes on where an earlier one stopped, method by method and split by split; packages that are missing are left out.
+`--again` forgets the rows of its methods first.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def main() -> None:
     asked.add_argument("--methods", default=",".join(METHODS))
     asked.add_argument("--minutes", type=float, default=float("inf"))
     asked.add_argument("--result", type=Path, default=RESULT)
+    asked.add_argument("--again", action="store_true")
     options = asked.parse_args()
     if options.what == "prepare":
         prepare(options.folder, options.tables.split(","), options.seeds)
@@ -84,8 +86,12 @@ def run(options: argparse.Namespace) -> None:
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[threads] = "1"  # one job, one core; read by the processes that are started below
     started = time.perf_counter()
-    done = json.loads(options.result.read_text())["rows"] if options.result.exists() else []
+    before = json.loads(options.result.read_text()) if options.result.exists() else {"rows": [], "environments": {}}
+    done, environments = before["rows"], before["environments"]
     known = {(row["table"], row["method"], row["seed"]) for row in done}
+    if options.again:
+        done = [row for row in done if row["method"] not in options.methods.split(",")]
+        known = {(row["table"], row["method"], row["seed"]) for row in done}
     methods = [name for name in options.methods.split(",") if importlib.util.find_spec(NEEDS.get(name, "torch"))]
     names = options.tables.split(",")
     asking = [(t, m, s) for s in range(options.seeds) for t in _by_size(options.folder, names) for m in methods]
@@ -100,7 +106,8 @@ def run(options: argparse.Namespace) -> None:
             done.append(call.result())
             print(json.dumps(done[-1]), flush=True)
             late = time.perf_counter() - started > 60 * options.minutes
-            _write(options.result, done, time.perf_counter() - started)
+            environments[done[-1]["method"]] = _environment()
+            _write(options.result, done, environments, time.perf_counter() - started)
             if late:
                 for other in calls:
                     other.cancel()
@@ -383,10 +390,10 @@ def _environment() -> dict[str, Any]:
     return {"python": platform.python_version(), "cores": os.cpu_count(), **known}
 
 
-def _write(path: Path, rows: list[dict[str, Any]], seconds: float) -> None:
+def _write(path: Path, rows: list[dict[str, Any]], environments: dict[str, Any], seconds: float) -> None:
     rows = sorted(rows, key=lambda row: (row["table"], row["method"], row["seed"]))
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {"experiment": "tables", "environment": _environment(), "seconds": round(seconds, 1)}
+    result = {"experiment": "tables", "environments": environments, "seconds": round(seconds, 1)}
     lines = ",\n  ".join(json.dumps(row) for row in rows)
     write_text(path, json.dumps(result, indent=1)[:-2] + f',\n "rows": [\n  {lines}\n ]\n}}\n')
 

@@ -198,3 +198,15 @@ def test_the_report_tells_gains_apart():
     assert f"{fitted.gaps.gain('Revert', 'outer').mean:+.3f}" in page
     assert "form of the UCI gap benchmark" in page
     assert question.section(None) == ""
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_distances_from_some_rows_are_told_and_no_longer_grow_with_the_table(fast):
+    x, y = numbers(240)
+    fitted = fit(x, y, Gaussian(), 1, replace(QUICK, epochs=4, fast=fast, points=25))
+    spaces = (*fitted.calibrated.distance.spaces, *fitted.calibrated.evidence.further)
+    assert spaces
+    assert all(len(space.metric.index.index.points) == 25 for space in spaces)
+    assert any("25 of" in note for note in fitted.calibrated.notes), fitted.calibrated.notes
+    with pytest.raises(ValueError, match="`points` >= 1"):
+        replace(QUICK, points=0)

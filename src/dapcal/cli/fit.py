@@ -67,6 +67,10 @@ def fit(
             "--fast", help="Skip gap cross-validation (how predictions widen far away) and training on all rows."
         ),
     ] = False,
+    points: Annotated[
+        int | None,
+        typer.Option(min=1, help="Measure distances from at most so many training rows: predictions take less time."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the split, initial weights and batches.")] = 0,
     sign: Sign = None,
     device: Device = "cpu",
@@ -97,6 +101,7 @@ def fit(
             validation=validation,
             fast=fast,
             refit=not fast,
+            points=points,
             seed=seed,
             device=checked(device),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dapcal.data import Labelled
 from dapcal.distances.class_gaussian import ClassGaussian
+from dapcal.distances.metrics import nearest
 from dapcal.distances.outliers import synthetic
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
 from dapcal.distances.radius import check_measurable, fit_radius
@@ -23,7 +24,7 @@ from dapcal.hardest import FEWEST, hardest
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.networks import execution_order, reads, shared
 from dapcal.posteriors.network import NetworkPosterior
-from dapcal.types import DapcalWarning, Ensemble, Posterior
+from dapcal.types import DapcalWarning, Ensemble, Metric, Posterior
 
 LARGEST_INPUT = 4096  # numbers; beyond that distances between raw inputs are not tried
 LARGEST_COVARIANCE = 2048  # features; beyond that their covariance (32 MiB) is not tried
@@ -71,6 +72,7 @@ def informative(
     radius: float | None = 0.9,
     base: Ensemble | None = None,
     targets: Tensor | None = None,
+    metric: Callable[[Tensor], Metric] = nearest,
 ) -> Measured:
     """The default distance: features and inputs, each only where it is informative.
 
@@ -85,10 +87,11 @@ def informative(
         radius: quantile of held-out distances inside which d0 = 0.
         base: what the posterior says of the held-out inputs, where that is known already.
         targets: of the training inputs, for the distance to the nearest class.
+        metric: of all spaces but that one, e.g. `partial(nearest, index=Coreset(1000))`.
     """
     base = seen(posterior, held_out.x, drawn=True) if base is None else base
     errors = _errors(posterior.likelihood, Evaluated(held_out.x, held_out.y, base))
-    tried, notes = _tried(posterior, train, held_out.x, radius, targets)
+    tried, notes = _tried(posterior, train, held_out.x, radius, targets, metric)
     moving = [one for one in tried if one.raw.any() or (radius is None and one.is_distance)]
     if not any(one.is_distance for one in moving):
         raise NothingToCalibrate(
@@ -140,10 +143,15 @@ class _Tried:
 
 
 def _tried(
-    posterior: Posterior, train: Tensor, held_out: Tensor, radius: float | None, targets: Tensor | None
+    posterior: Posterior,
+    train: Tensor,
+    held_out: Tensor,
+    radius: float | None,
+    targets: Tensor | None,
+    metric: Callable[[Tensor], Metric],
 ) -> tuple[list[_Tried], list[str]]:
     """Every candidate, fitted and measured, and what is to be said of it; each network runs once an input."""
-    distances = _candidates(posterior, train, radius)
+    distances = [replace(space, metric=metric) for space in _candidates(posterior, train, radius)]
     with shared(posterior.network, train), shared(posterior.network, held_out):
         candidates = [*distances, *_further(distances, posterior, train, targets)]
         fitted = [replace(space, radius=None).fit(train, held_out, posterior, targets) for space in candidates]
@@ -199,7 +207,7 @@ def _further(distances: list[Space], posterior: Posterior, train: Tensor, target
     if plain is None:
         return []
     unit = replace(plain, unit=True)
-    spaces = [Space(unit, name="normalised features")]
+    spaces = [Space(unit, distances[0].metric, name="normalised features")]
     width = project(unit.fit_projector(train[:2], posterior), train[:1]).shape[1]
     if targets is not None and isinstance(posterior.likelihood, ClassLikelihood) and width <= LARGEST_COVARIANCE:
         spaces.append(Space(unit, ClassGaussian(), name="features and class means"))

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -22,7 +23,7 @@ from dapcal.calibration.gap_choice import NONE, GapChoice, paired, steps, words
 from dapcal.calibration.inputs import Around
 from dapcal.calibration.reference import choose_reference
 from dapcal.data import Data, Labelled, gather, order_of, split
-from dapcal.distances import Space
+from dapcal.distances import Coreset, Space, nearest
 from dapcal.distances.choosing import Measured, informative
 from dapcal.distances.projectors import Identity
 from dapcal.errors import NothingToCalibrate
@@ -127,7 +128,7 @@ def fit(
     if gaps is None:
         choice = None
         with _warnings_to(notes):
-            calibrated = _calibrated(posterior, given)
+            calibrated = _calibrated(posterior, given, task, chooses)
     else:
         calibrated, choice = _by_gaps(posterior, given, *gaps, notes)
         notes.append(words(choice))
@@ -195,7 +196,7 @@ def _gaps(task: Task, posterior: Posterior, chooses: Labelled, told: Stages) -> 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DapcalWarning)  # calibration says it again
-            measured = informative(reference.posterior, train.x, chooses, targets=train.y)
+            measured = _measured(reference.posterior, task.recipe, train, chooses)
     except NothingToCalibrate:
         return None
     if not measured.distance(chooses.x).any():  # nothing that a φ could be checked on
@@ -243,10 +244,20 @@ def _by_gaps(
     return calibrated, GapChoice(NONE, gaps.read(best), tuple(held_back))
 
 
-def _calibrated(posterior: Posterior, given: _Given) -> Calibrated:
+def _measured(posterior: Posterior, recipe: Recipe, train: Labelled, chooses: Labelled) -> Measured:
+    """Spaces that count, from all training rows or from those that are kept."""
+    kept = None if recipe.points is None else Coreset(recipe.points, seed=recipe.seed)
+    return informative(posterior, train.x, chooses, targets=train.y, metric=partial(nearest, index=kept))
+
+
+def _calibrated(posterior: Posterior, given: _Given, task: Task, chooses: Labelled) -> Calibrated:
     """`calibrate` with its defaults, or what is left of them."""
     try:
-        return calibrate(posterior, **given)
+        if task.recipe.points is None:
+            return calibrate(posterior, **given)
+        scaled = choose_reference(posterior, chooses, guard=task.recipe.guard).posterior
+        measured = _measured(scaled, task.recipe, gather(task.train, "train"), chooses)
+        return calibrate(posterior, distance=measured, **given)
     except NothingToCalibrate:
         # nearly every held-out row has a twin in training, or all have one and the same distance: the table has no
         # typical distance to start a radius at, and no row away from the data

@@ -51,6 +51,8 @@ class Recipe:
         fast: leave out gap cross-validation, which chooses among no adjustment, Inflate and Revert (classification:
             none and Inflate) and φ by what refits say where rows are missing; then Inflate, with φ by the rows that are
             predicted worst.
+        points: training rows that distances are measured from, at most, spread over all of them (a coreset): new rows
+            are then answered sooner, and notes say what that changes; None: all.
         seed: of the split, initial weights, batches and draws.
         device: where training and predictions run.
     """
@@ -74,6 +76,7 @@ class Recipe:
     guard: float = 0.005
     refit: bool = True
     fast: bool = False
+    points: int | None = None
     seed: int = 0
     device: str = "cpu"
 
@@ -91,6 +94,8 @@ class Recipe:
             raise ValueError(
                 f"Expected `members` and `draws` >= 2, got {self.members} and {self.draws}; one network has no spread"
             )
+        if self.points is not None and self.points < 1:
+            raise ValueError(f"Expected `points` >= 1 (training rows that are kept for distances), got {self.points}")
         if not self.guard >= 0:
             raise ValueError(f"Expected `guard` >= 0 (nats), got {self.guard}")
         if not 0 < self.dropout < 1:

@@ -19,7 +19,8 @@ from dapcal.files import write_text
 Row = dict[str, Any]
 FEWEST_SPLITS = 3  # of a table whose intervals are shown
 OURS, BOOSTING = "dapcal", "boosting"
-NAMES = {OURS: "`dapcal fit`", BOOSTING: "HistGradientBoosting", "lightgbm": "LightGBM", "catboost": "CatBoost"}
+NAMES = {OURS: "`dapcal fit`", BOOSTING: "HistGradientBoosting", "lightgbm": "LightGBM"}
+NAMES |= {"catboost": "CatBoost", "catboost with noise": "CatBoost with its own noise"}
 _EITHER: dict[str, Callable[[Row], float]] = {
     "error": lambda row: row["rmse"] if "rmse" in row else 1 - row["accuracy"],
     "score": lambda row: row["crps"] if "rmse" in row else row["brier"],
@@ -165,8 +166,12 @@ def _environment(found: dict[str, Any]) -> str:
         "What `dapcal fit` trains, five networks and trees, is also what is chosen without any one of the tables"
         + (f" (but without {', '.join(f'{table} {name}' for table, name in others.items())})" if others else "")
     )
-    versions = ", ".join(f"{name} {value}" for name, value in found["environment"].items() if name != "cores")
-    return f"{without}. {seeds} seeds; {versions}; one core a fit."
+    where: dict[str, list[str]] = {}
+    for method, own in found["environments"].items():
+        versions = ", ".join(f"{name} {value}" for name, value in own.items() if name != "cores")
+        where.setdefault(versions, []).append(NAMES.get(method, method))
+    told = "; ".join(f"{', '.join(methods)}: {versions}" for versions, methods in where.items())
+    return f"{without}. {seeds} seeds, one core a fit. {told}."
 
 
 if __name__ == "__main__":
