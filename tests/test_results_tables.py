@@ -58,3 +58,12 @@ def test_ranks_are_those_of_a_small_case():
     assert np.allclose(error, 0.5)
     assert mean_ranks(rows, ["x", "y"], "nll")[0].tolist() == [1.75, 1.25]
     assert measured(rows, "b", "y", "error").tolist() == [2]
+
+
+def test_where_rows_are_missing_the_default_is_no_worse_than_what_was_there():
+    """Gaps of five sets: naval and energy, where networks are sure and wrong, gain; the others lose nothing."""
+    told = json.loads((ROOT / "results" / "gap-recipe.json").read_text(encoding="utf-8"))["summary"]
+    assert told["naval"]["default"][0] > told["naval"]["no network"][0]
+    assert told["energy"]["default"][0] >= -3.9
+    for name in ("boston", "concrete", "wine"):
+        assert told[name]["default"][0] >= told[name]["none"][0] - 0.01

@@ -35,6 +35,8 @@ def table_accuracy_page(text: str, folder: Path) -> str:
     for name, made in (("table-ranks", _ranks_table), ("table-errors", _errors_table)):
         text = replaced(text, table_begin(name), TABLE_END, f"\n{made(found['rows'])}\n")
     intervals = json.loads((folder / "table-intervals.json").read_text(encoding="utf-8"))["rows"]
+    gaps = json.loads((folder / "gap-recipe.json").read_text(encoding="utf-8"))
+    text = replaced(text, table_begin("table-gaps"), TABLE_END, f"\n{_gaps_table(gaps)}\n")
     text = replaced(text, table_begin("table-intervals"), TABLE_END, f"\n{_intervals_table(intervals)}\n")
     return replaced(text, table_begin("table-environment"), TABLE_END, f"\n{_environment(found)}\n")
 
@@ -154,6 +156,17 @@ def _errors_table(rows: Sequence[Row]) -> str:
             *(f"{value:.3f}" for value in pairs["nll"]), *(f"{100 * value:.1f} %" for value in pairs[last]),
         ]  # fmt: skip
         lines.append(f"| {table} | {row['rows']:,} | {'RMSE' if 'rmse' in row else 'wrong'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _gaps_table(found: dict[str, Any]) -> str:
+    """Log-likelihood of test rows in gaps, mean and standard error over splits."""
+    heads = {"no network": "no network", "none": "distance ignored", "fast": "`--fast`", "default": "`dapcal fit`"}
+    lines = [f"|  | splits | {' | '.join(heads.values())} |", "| --- | --: | --: | --: | --: | --: |"]
+    for name, summary in found["summary"].items():
+        count = sum(row["set"] == name for row in found["rows"])
+        cells = " | ".join(f"{summary[way][0]:.2f} ± {summary[way][1]:.2f}" for way in heads)
+        lines.append(f"| {name} | {count} | {cells} |")
     return "\n".join(lines)
 
 
