@@ -30,7 +30,7 @@ def excesses(way: str, refit: str, *pieces: str) -> list[float]:
 
 
 def test_p_values_hold():
-    """Of so many numbers a few lie two standard errors above α by chance; none lies three above. The page tells both."""
+    """Of so many numbers a few lie two standard errors above α by chance; none lies three above."""
     values = excesses("batched", "off")
     assert len(values) == 160  # 2 tasks × 5 pieces × 16 levels that so many rows can reach
     values += excesses("calibrate", "off") + excesses("recipe", "on")
