@@ -210,3 +210,17 @@ def test_distances_from_some_rows_are_told_and_no_longer_grow_with_the_table(fas
     assert any("25 of" in note for note in fitted.calibrated.notes), fitted.calibrated.notes
     with pytest.raises(ValueError, match="`points` >= 1"):
         replace(QUICK, points=0)
+
+
+def test_distance_widens_members_of_folds_as_much_as_those_before():
+    """Before: more, as these lie farther apart, and the spread is what is multiplied."""
+    recipe = replace(QUICK, hidden=(32,), epochs=40, fast=True)
+    fitted = [fit(*numbers(300), Gaussian(), 1, replace(recipe, refit=refit)) for refit in (False, True)]
+    first, again = (one.calibrated for one in fitted)
+    assert isinstance(again.adjust, Inflate)
+    spread = [own.outputs(fitted[1].held_out.x).std(0, correction=0) for own in (again.before, again.posterior)]
+    share = float((spread[0] / spread[1]).median())
+    assert share < 0.9
+    assert again.factor == pytest.approx(share * first.factor, rel=1e-4)
+    far = 30 * fitted[1].held_out.x
+    assert float((again(far).epistemic / first(far).epistemic).sqrt().median()) == pytest.approx(1, abs=0.35)

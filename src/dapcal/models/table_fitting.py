@@ -20,6 +20,7 @@ from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, logarithmic, with_target
+from dapcal.tables.values import numbers
 
 _MANY_COPIES = 0.1  # share of the rows
 
@@ -66,7 +67,7 @@ def fit(
     y = goal.encode(rows[target], name=target)
     plain_encoder = encoder
     encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
-    found = _logarithm(goal, x, y, log, target, recipe.seed)
+    found = _logarithm(goal, x, rows[target], log, target, recipe.seed)
     if found is not None:
         goal = logarithmic(rows[target], found.smearing, target)
         y = goal.encode(rows[target], name=target)
@@ -91,14 +92,14 @@ def fit(
 
 
 def _logarithm(
-    goal: Classes | Numbers, x: Tensor, y: Tensor, asked: bool | None, name: str, seed: int
+    goal: Classes | Numbers, x: Tensor, column: pa.ChunkedArray, asked: bool | None, name: str, seed: int
 ) -> recipes.Logarithm | None:
     """What there is to know of logarithms, if they are to be learnt: as asked, or where that is likelier."""
     if not isinstance(goal, Numbers):
         if asked:
             raise ValueError(f"`{name}` holds classes, which have no logarithm; leave --log out, or --task regression")
         return None
-    amounts = goal.decode(y)[:, 0]
+    amounts = torch.tensor(numbers(column, name))
     if asked and not amounts.min() > 0:
         raise ValueError(f"--log needs a target above 0, and `{name}` goes down to {float(amounts.min()):g}")
     if asked is False or not (asked or recipes.may_be_logarithmic(amounts)):

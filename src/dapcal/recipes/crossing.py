@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dapcal.adjust import Inflate
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled, gather
 from dapcal.likelihoods import NormalLikelihood, crossed
@@ -40,13 +41,14 @@ def is_crossed(calibrated: Calibrated, task: Task, held_out: Labelled) -> bool:
     )
 
 
-def crossing(calibrated: Calibrated, task: Task, watch: Watch, bounds: Bounds) -> Calibrated:
+def crossing(calibrated: Calibrated, task: Task, watch: Watch, held_out: Labelled, bounds: Bounds) -> Calibrated:
     """Members that leave out a fold each predict in place of the old ones, which stay as `before`.
 
     Args:
         calibrated: of members that learnt about as many rows as those of a fold will.
         task: with all rows to learn.
         watch: what it has seen of those members' epochs.
+        held_out: rows that the old members have not learnt.
         bounds: of the targets.
     """
     rows, old, recipe = gather(task.train, "train"), calibrated.posterior, task.recipe
@@ -85,8 +87,27 @@ def crossing(calibrated: Calibrated, task: Task, watch: Watch, bounds: Bounds) -
     changed = replaced(
         calibrated, new, f"networks trained again on all rows, {FOLDS} times without a tenth, {epochs} epochs each"
     )
+    changed = _as_far(changed, held_out)
     moments = old.likelihood.moments_of_folds(changed.predict(rows.x).ensemble, FOLDS)
     return with_conformal(changed, crossed(moments, rows.y, fold, *bounds.both))
+
+
+def _as_far(calibrated: Calibrated, held_out: Labelled) -> Calibrated:
+    """Distance widens as much as with the members before.
+
+    Those of several folds lie farther apart, by half and more, and what is multiplied is how far they do. So distances
+    count by as much less.
+    """
+    if not (isinstance(calibrated.adjust, Inflate) and isinstance(calibrated.before, NetworkPosterior)):
+        return calibrated
+    both = (calibrated.before, calibrated.posterior)
+    before, after = (own.outputs(held_out.x).double().std(0, correction=0) for own in both)
+    share = min(1.0, float((before / after).nan_to_num(nan=1.0).median()))
+    if not 0 < share < 1:
+        return calibrated
+    phi = calibrated.scale.inverse(torch.tensor(share * calibrated.factor, dtype=torch.float64))
+    told = f"these lie {1 / share:.2g} times as far apart, and distances count {share:.2f} times as much"
+    return replace(calibrated, phi=float(phi), notes=(*calibrated.notes, told))
 
 
 def folds(n: int, seed: int) -> Tensor:

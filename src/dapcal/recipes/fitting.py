@@ -162,7 +162,7 @@ def _again(
     data, (of_train, of_held_out) = gather(task.train, "train"), places
     held_out = data.subset(of_held_out.to(data.x.device))
     if is_crossed(calibrated, task, held_out):
-        found, told = crossing(calibrated, task, watch, bounds), crossing_note(len(data.x))
+        found, told = crossing(calibrated, task, watch, held_out, bounds), crossing_note(len(data.x))
     else:
         assert calibrated.chooses is not None
         kept = torch.cat([of_train, of_held_out[calibrated.chooses.cpu()]]).to(data.x.device)

@@ -24,6 +24,7 @@ CELLS = 400_000
 RATIO = 3.0  # of the greatest to the least target; within less a logarithm is a line
 FOLDS = 3
 ROUNDS = 50
+MOST_SMEARED = 5.0  # beyond that a few targets make the mean, and rows say nothing of it
 ERRORS = 3.0  # standard errors by which the likelihood must gain, and
 WORTH = 0.1  # nats a row: noise by the row says the rest, and a line in logarithms runs away far from the data
 
@@ -85,7 +86,8 @@ def smearing(y: Tensor, median: Tensor) -> float:
     Duan (1983) takes the mean of y/median. Where errors grow less than in proportion, that is too much for the large
     targets, whose errors weigh most (insurance: squared error +0.01 in place of −0.003).
     """
-    return float(y.mean() / median.mean())
+    factor = float(y.mean() / median.mean())
+    return min(max(factor, 1 / MOST_SMEARED), MOST_SMEARED) if math.isfinite(factor) else 1.0
 
 
 def _left_out(x: Tensor, y: Tensor, fold: Tensor, seed: int) -> Tensor:
