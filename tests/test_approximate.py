@@ -106,12 +106,12 @@ def test_coresets_are_judged_by_points_that_are_not_kept(train):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "least"),
-    [(IVF(lists=40, recall=1.0), IVF(lists=40, probes=1)), (HNSW(links=2, recall=0.9), HNSW(links=2, breadth=1))],
+    ("recipe", "least"), [(IVF(lists=40), IVF(lists=40, probes=1)), (HNSW(links=2), HNSW(links=2, breadth=1))]
 )
 def test_as_much_is_searched_as_the_recall_takes(recipe, least, train):
-    assert recipe(train).quality.recall >= recipe.recall
-    assert least(train).quality.recall < recipe.recall
+    asked = least(train).quality.recall + 0.02  # how much the least finds differs by the version of faiss
+    assert asked < 1
+    assert replace(recipe, recall=asked)(train).quality.recall >= asked
 
 
 def test_all_lists_are_exact_search(train, queries):

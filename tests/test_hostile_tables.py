@@ -16,7 +16,8 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner
 
-from dapcal import tables
+import previous_cases
+from dapcal import npz, tables
 from dapcal.cli import app
 from dapcal.models import table_fitting
 from dapcal.models.formulas import Formulas
@@ -170,6 +171,48 @@ def test_very_many_columns_are_refused(tmp_path):
     for name in ("a.csv", "a.npz"):
         with pytest.raises(ValueError, match=rf"{name} has 20,001 columns, and a table may have 20,000"):
             tables.read(tmp_path / name)
+
+
+LONG = 100_000 * "a"
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "words"),
+    [
+        (f"area,city,{LONG}", "1,Rome,2", ["predict", "--keep", "other"]),
+        (LONG, "1", ["predict"]),
+        (f"area,target,{LONG}", "1,2,3", ["fit", "--target", "other"]),
+        (f"area,target,{LONG}", "1,2,3", ["fit", "--target", f"{LONG}b"]),
+        (f"{LONG},{LONG},target", "1,2,3", ["fit", "--target", "target"]),
+        ("area,target", f"1,{LONG}", ["fit", "--target", "target"]),
+        (",".join(f"{name}{LONG[:300]}" for name in "abcdefghijklm"), ",".join(13 * "1"), ["predict"]),
+    ],
+    ids=["kept", "missing", "target", "nearly a name", "twice", "label", "many"],
+)
+def test_errors_quote_the_beginning_of_names_and_labels(tmp_path: Path, header: str, row: str, words: list[str]):
+    (tmp_path / "new.csv").write_text("\n".join([header, *60 * [row]]) + "\n")
+    model = [previous_cases.FOLDER / "table-regression.dap"] if words[0] == "predict" else []
+    done = run(words[0], *model, tmp_path / "new.csv", *words[1:], "-o", tmp_path / "out.csv", "--json")
+    assert done.exit_code == 2, done.output
+    error = json.loads(done.stdout.splitlines()[-1])["error"]
+    assert len(error) < 1200
+    assert "aaa" in error
+
+
+def test_names_of_files_are_never_cut():
+    path = "/".join(255 * letter for letter in "abcdefgh")
+    assert one_line(f"There is no file {path}; check it") == f"There is no file {path}; check it"
+
+
+def test_what_zip_says_of_a_damaged_array_is_cut(tmp_path: Path):
+    path = tmp_path / "new.npz"
+    np.savez(path, x=np.zeros(300))
+    content = path.read_bytes()
+    start = content.index(b"x.npy") - 4  # the length of a name, which is compared with what the directory says
+    path.write_bytes(content[:start] + (1000).to_bytes(2, "little") + content[start + 2 :])
+    with pytest.raises(ValueError, match="damaged or incomplete") as refused:
+        npz.array(path, "x")
+    assert len(str(refused.value)) < 1000
 
 
 class Asked:

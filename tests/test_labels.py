@@ -267,8 +267,9 @@ def test_metrics_label_by_label_against_scikit_learn():
             assert found.auroc[label] == pytest.approx(sklearn.roc_auc_score(truth, p))
     assert found.auroc[2] != found.auroc[2]
     assert found.macro["auroc"] == pytest.approx(sum(found.auroc[:2]) / 2)
-    assert found.macro["f1"] == pytest.approx(sklearn.f1_score(y, probs > 0.5, average="macro", zero_division=0))
-    assert label_metrics.subset_accuracy(probs, y) == pytest.approx(sklearn.accuracy_score(y, probs > 0.5))
-    assert label_metrics.hamming_loss(probs, y) == pytest.approx(sklearn.hamming_loss(y, probs > 0.5))
+    truth, guess = y.numpy(), (probs > 0.5).numpy()
+    assert found.macro["f1"] == pytest.approx(sklearn.f1_score(truth, guess, average="macro", zero_division=0))
+    assert label_metrics.subset_accuracy(probs, y) == pytest.approx(sklearn.accuracy_score(truth, guess))
+    assert label_metrics.hamming_loss(probs, y) == pytest.approx(sklearn.hamming_loss(truth, guess))
     with pytest.raises(ValueError, match="not logits"):
         label_metrics.per_label(2 * probs, y)

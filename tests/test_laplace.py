@@ -524,6 +524,17 @@ def test_what_is_wrong_is_said(method, options, error, message):
         METHODS[method](**{"model": MODEL, "likelihood": Categorical(), "train": TRAIN} | options)
 
 
+@pytest.mark.parametrize("structure", [laplace.Diagonal, laplace.Kronecker, laplace.Full])
+@pytest.mark.parametrize("fit", [laplace.fit, laplace.last_layer])
+def test_curvature_that_overflows_is_refused(fit, structure):
+    model = Chain(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    x = 1e200 * torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()
+    with torch.no_grad():
+        model[2].weight.mul_(1e-200)  # ordinary outputs of features whose squares are none
+    with pytest.raises(ValueError, match=r"too large for its numbers \(inf or NaN\).*scale inputs"):
+        fit(model, Categorical(), (x, torch.arange(20) % 3), structure=structure)
+
+
 @pytest.mark.parametrize(("lowest", "highest"), [(0.0, 1.0), (2.0, 1.0), (1.0, math.inf), (-1.0, 1.0)])
 def test_ranges_of_a_search_are_checked(lowest, highest):
     for choice in (laplace.MarginalLikelihood, functools.partial(laplace.HeldOut, TRAIN)):

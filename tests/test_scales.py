@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from scipy.special import expit, softplus
+from scipy.special import expit
 
 from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
 
@@ -16,7 +16,11 @@ PHI = torch.linspace(-12, 12, 97, dtype=torch.float64)
 
 @pytest.mark.parametrize(
     ("scale", "formula"),
-    [(Exp(), math.exp), (Softplus(), softplus), (ScaledSigmoid(2.5), lambda phi: 2.5 * expit(phi))],
+    [
+        (Exp(), math.exp),
+        (Softplus(), lambda phi: math.log1p(math.exp(phi))),
+        (ScaledSigmoid(2.5), lambda phi: 2.5 * expit(phi)),
+    ],
 )
 def test_formula(scale, formula):
     expected = torch.tensor([float(formula(phi)) for phi in PHI.tolist()], dtype=torch.float64)

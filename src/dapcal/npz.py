@@ -101,8 +101,9 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except _DAMAGED as error:
+        told = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{path} cannot be read as an npz file, it is damaged or incomplete ({' '.join(str(error).split())}); "
+            f"{path} cannot be read as an npz file, it is damaged or incomplete ({told}); "
             "write it again, with numpy.savez(path, x=x, y=y)"
         ) from error
 

@@ -7,6 +7,7 @@ import re
 # C0 but for tab and line feed, DEL and C1, marks that change the direction of text, halves of a character (as Python
 # has them in names of files that are not UTF-8)
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONG = re.compile(r"([^\s/`'\",;]{60})[^\s/`'\",;]{196,}")  # longer than names of files may be, so none of them
 
 
 def shown(text: str) -> str:
@@ -28,8 +29,12 @@ def in_json(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """White space of any kind as single spaces, control characters as escapes."""
-    return shown(" ".join(text.split()))
+    """White space of any kind as single spaces, control characters as escapes, and words of any length cut.
+
+    >>> one_line(f"no column `{1000 * 'a'}`") == f"no column `{60 * 'a'}…`"
+    True
+    """
+    return shown(_LONG.sub(r"\1…", " ".join(text.split())))
 
 
 def _escaped(code: int) -> str:

@@ -83,10 +83,20 @@ def driver(folder: Path, name: str, nodes: Nodes) -> subprocess.Popen[bytes]:
 
 
 def workers() -> list[int]:
-    """Processes that predict, of any node of this machine."""
+    """Processes that predict, of any node of this process's cluster; another one on this machine is left alone."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # ended meanwhile
-            if path.read_bytes().startswith(b"ray::_Worker"):
-                found.append(int(path.parent.name))
+            number = int(path.parent.name)
+            if path.read_bytes().startswith(b"ray::_Worker") and os.getpid() in ancestors(number):
+                found.append(number)
+    return found
+
+
+def ancestors(number: int) -> list[int]:
+    """Of a process, the nearest first."""
+    found: list[int] = []
+    while number > 1:
+        number = int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(number)
     return found

@@ -10,7 +10,6 @@ from dapcal.tables.columns import Category, listed, nearest
 from dapcal.tables.encoder import Encoder
 from dapcal.tables.values import MISSING, short
 
-_LONGEST = 60  # characters of a name that a client made up
 _BLANK = {
     True: "it counts as a category of its own",
     False: "there the most frequent category stands for it",  # files of earlier versions
@@ -67,8 +66,8 @@ class RowNotes:
 
 def ignored_note(names: Iterable[str]) -> list[str]:
     """A note on columns that a model does not know; none where there are none."""
-    shown = [name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names]
-    return [f"columns that the model does not know were ignored: {listed(shown)}"] if shown else []
+    unknown = list(names)
+    return [f"columns that the model does not know were ignored: {listed(unknown)}"] if unknown else []
 
 
 def _value(value: Any) -> Any:

@@ -37,6 +37,7 @@ from dapcal.tables.values import numbers, texts
 
 MAX_LEVELS = 50
 UNKNOWN = 4.0
+_LONGEST = 60  # characters of a name that somebody made up
 LIMIT = 1e6  # standard deviations; squares of squares of it still fit into float32
 
 
@@ -174,8 +175,9 @@ def find(table: pa.Table, name: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as errors list them, the first ten."""
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+    """Names as errors and notes list them, the first ten, and of each its beginning."""
+    cut = (name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names[:10])
+    return ", ".join(cut) + (", …" if len(names) > 10 else "") or "none"
 
 
 def all_of(problems: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dapcal.tables.columns import LIMIT, find, nearest
 from dapcal.tables.fitting import are_dates, mean_and_deviation
-from dapcal.tables.values import Kind, is_number, is_text, numbers, texts
+from dapcal.tables.values import Kind, is_number, is_text, numbers, short, texts
 
 TaskName = Literal["classification", "regression"]
 Original = Literal["text", "number", "boolean"]
@@ -197,7 +197,7 @@ def _fit_classes(column: pa.ChunkedArray, name: str) -> Classes:
     counts = pc.value_counts(labels_of(column, original, name).drop_null()).to_pylist()
     labels = [count["values"] for count in counts]
     if len(labels) < 2:
-        raise ValueError(f"The target has one class only ({labels[0]!r}); give rows of at least two")
+        raise ValueError(f"The target has one class only ({short(labels[0])}); give rows of at least two")
     if len(labels) > MAX_CLASSES:
         raise ValueError(
             f"Expected at most {MAX_CLASSES:,} classes, got {len(labels):,}; "
@@ -205,7 +205,7 @@ def _fit_classes(column: pa.ChunkedArray, name: str) -> Classes:
         )
     single = sorted(count["values"] for count in counts if count["counts"] == 1)
     if single:
-        named = ", ".join(repr(label) for label in single[:5]) + (", …" if len(single) > 5 else "")
+        named = ", ".join(map(short, single[:5])) + (", …" if len(single) > 5 else "")
         raise ValueError(
             f"{len(single):,} of {len(labels):,} classes have a single row ({named}), and a class needs one to learn "
             "from and one to check; merge them, leave those rows out"

@@ -56,6 +56,9 @@ class Diagonal:
 
     diagonal: Tensor  # (P,) float64
 
+    def __post_init__(self) -> None:
+        _check_finite(self.diagonal)
+
     def gaussian(self, mean: Tensor, precision: Tensor) -> DiagonalGaussian:
         """Independent parameters."""
         return DiagonalGaussian(mean, (1 / (self.diagonal + precision)).to(mean.dtype))
@@ -70,6 +73,9 @@ class Full:
     """All of H; memory and time grow with P² and P³."""
 
     matrix: Tensor  # (P, P) float64
+
+    def __post_init__(self) -> None:
+        _check_finite(self.matrix)
 
     def gaussian(self, mean: Tensor, precision: Tensor) -> FullGaussian:
         """All parameters together."""
@@ -112,6 +118,9 @@ class Kronecker:
     layers: tuple[Factors, ...]
     diagonal: Tensor  # (P,) float64, of the parameters that are in no layer
 
+    def __post_init__(self) -> None:
+        _check_finite(self.diagonal)
+
     def gaussian(self, mean: Tensor, precision: Tensor) -> KroneckerGaussian:
         """Independent along the layers' eigenvectors."""
         blocks = tuple(Block(f.index, f.left, f.right) for f in self.layers)
@@ -131,7 +140,18 @@ class Kronecker:
 
 def factors(index: Tensor, left: Tensor, right: Tensor, rows: int) -> Factors:
     """G ⊗ A/rows from the sums G = Σ g gᵀ and A = Σ a aᵀ over `rows` inputs and places, decomposed."""
+    _check_finite(left)
+    _check_finite(right)
     (left_values, u), (right_values, v) = torch.linalg.eigh(left), torch.linalg.eigh(right / rows)
     # eigh gives its vectors by columns; a file gives them back by rows, and products would round differently
     values = left_values.clamp_min(0)[:, None] * right_values.clamp_min(0)
     return Factors(index, u.contiguous(), v.contiguous(), values)
+
+
+def _check_finite(total: Tensor) -> None:
+    """Squares of large numbers overflow, and no Gaussian follows from what is left of them."""
+    if not total.isfinite().all():
+        raise ValueError(
+            "The curvature over the training inputs is too large for its numbers (inf or NaN), as inputs, features or "
+            "weights are; scale inputs and targets to about 1, and train the network again"
+        )
