@@ -31,7 +31,8 @@ def rows(x: torch.Tensor) -> set[tuple[float, ...]]:
     return {tuple(row) for row in x.tolist()}
 
 
-def test_refits_see_neither_held_out_rows_nor_their_region(monkeypatch):
+@pytest.mark.parametrize(("whole", "members"), [(70, 4), (69, 3)])
+def test_refits_see_neither_held_out_rows_nor_their_region(monkeypatch, whole, members):
     seen, real = {}, ensemble.fit_each
 
     def spy(make, likelihood, train, held_out, **options):
@@ -43,11 +44,12 @@ def test_refits_see_neither_held_out_rows_nor_their_region(monkeypatch):
     found = gaps._found
     monkeypatch.setattr(gaps, "_found", lambda part, *rest: parts.append(part) or found(part, *rest))
     monkeypatch.setattr(gaps, "MOST_KEPT", 70)
+    monkeypatch.setattr(gaps, "WHOLE", whole)
     x, y = numbers(200)
     fitted = fit(x, y, Gaussian(), 1, QUICK)
     held_out, train = rows(fitted.held_out.x), rows(fitted.train.x)
     assert len(parts) == len(seen["train"]) == 12
-    assert seen["members"] == 3
+    assert seen["members"] == members
     for part in parts:
         kept, ordinary, missing = (rows(data.x) for data in (part.kept, part.ordinary, part.missing))
         assert kept | ordinary | missing <= train

@@ -35,6 +35,7 @@ from dapcal.recipes.posteriors import PATIENCE, Task, around, members_of, schedu
 from dapcal.types import Adjustment, DapcalWarning, Posterior
 
 REGIONS = 12
+WHOLE = 1000  # rows up to which a refit is trained as the posterior is; of more, where that takes long:
 MEMBERS = 3  # of a refitted ensemble, at most
 SHARING = 3  # likewise, where they share weights
 MOST_KEPT = 2000  # rows that a refit learns, at most: a random choice of the others
@@ -185,10 +186,13 @@ def _part(train: Labelled, region: Region, generator: torch.Generator, weights: 
 def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]) -> list[Posterior]:
     """A posterior of the recipe's kind for each region, its networks trained side by side."""
     recipe = task.recipe
-    members = min(members_of(recipe), MEMBERS)
-    batch_size, epochs = schedule_of(recipe, len(parts[0].kept.x))
-    shorter = SHARING_SHORTER if recipe.posterior == "tabm" else SHORTER
-    epochs = epochs if recipe.epochs is not None else round(shorter * epochs)
+    rows = len(parts[0].kept.x)
+    batch_size, epochs = schedule_of(recipe, rows)
+    members, shorter = members_of(recipe), SHARING_SHORTER if recipe.posterior == "tabm" else SHORTER
+    if rows > WHOLE:
+        members = min(members, MEMBERS)
+    if recipe.epochs is None and (rows > WHOLE or recipe.posterior == "tabm"):
+        epochs = round(shorter * epochs)
     patience = max(round(PATIENCE * epochs), 1)
     kept, ordinary = ([getattr(part, name) for part in parts] for name in ("kept", "ordinary"))
     if recipe.posterior == "tabm":

@@ -54,6 +54,11 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
     return [m for m in methods if {row["table"] for row in rows if row["method"] == m} == tables]
 
 
+def side_by_side(rows: Sequence[Row]) -> list[str]:
+    """What one would take, ours among them; our other recipes are for choosing it."""
+    return [method for method in methods_of(rows) if method not in RECIPES]
+
+
 def measured(rows: Sequence[Row], table: str, method: str, name: str) -> np.ndarray:
     """By seed; "error" is the RMSE, or the share of wrong classes, "score" the CRPS, or the Brier score."""
     own = sorted((row for row in rows if row["table"] == table and row["method"] == method), key=lambda r: r["seed"])
@@ -117,7 +122,7 @@ def _intervals_table(rows: Sequence[Row]) -> str:
 
 
 def _ranks_table(rows: Sequence[Row]) -> str:
-    methods = methods_of(rows)
+    methods = side_by_side(rows)
     error, nll, score = (mean_ranks(rows, methods, name) for name in ("error", "nll", "score"))
     seconds = {
         name: [sum(measured(rows, t, m, name).mean() for t in tables_of(rows)) for m in methods]
