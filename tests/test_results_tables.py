@@ -68,3 +68,20 @@ def test_where_rows_are_missing_the_default_is_no_worse_than_what_was_there():
     assert told["energy"]["default"][0] >= -3.9
     for name in ("boston", "concrete", "wine"):
         assert told[name]["default"][0] >= told[name]["none"][0] - 0.01
+
+
+INTERVALS = json.loads((ROOT / "results" / "table-intervals.json").read_text(encoding="utf-8"))["rows"]
+
+
+@pytest.mark.parametrize("table", sorted({row["table"] for row in INTERVALS}))
+def test_intervals_hold_what_they_promise(table):
+    """95 % within two points (CV+ holds one or two more), and no fifth of the rows is left out."""
+    own = [row for row in INTERVALS if row["table"] == table]
+    assert len(own) >= 20
+    inside = np.array([row["inside"] / row["rows"] for row in own])
+    error = inside.std(ddof=1) / np.sqrt(len(own))
+    assert 0.94 - 2 * error <= inside.mean() <= 0.97 + 2 * error
+    for by in ("by prediction", "by distance"):
+        for fifth in range(5):
+            shares = np.array([row[by][fifth][1] / row[by][fifth][0] for row in own])
+            assert shares.mean() >= 0.88 - 2 * shares.std(ddof=1) / np.sqrt(len(own))
