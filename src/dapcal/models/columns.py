@@ -40,7 +40,7 @@ class Unit(NamedTuple):
         """Predictions, in float64: the network's mean is that of the logarithm, if it learns one."""
         return self.amounts(values) * (1.0 if self.smearing is None else self.smearing)
 
-    def widths(self, values: Any, at: Any) -> np.ndarray:
+    def widths(self, values: Any, at: Any = 1.0) -> np.ndarray:
         """Standard deviations, in float64: they have no center; of logarithms to first order, `at` predictions."""
         widths = abs(self.scale) * np.asarray(values, float)
         return widths if self.smearing is None else widths * np.asarray(at, float)
