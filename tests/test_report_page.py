@@ -291,6 +291,9 @@ def test_in_short_compares_intervals_with_those_near_the_data():
     assert f"on average ± {number(after.width / 2)}, hold {percent(after.coverage)} of the true" in told
     assert "50 % of those examples are flagged" in told.replace("\u00a0", " ")
     assert "with intervals 5 times as wide" in told
+    nearly = changed._replace(others=(new._replace(after=83.0, flagged_after=83.0),))
+    assert "a typical interval is about as wide as there" in in_short(examples, sure, nearly)
+    assert "with intervals about as wide" in in_short(examples, sure, nearly)
     assert "on these half of its 95 % intervals are wider than 400 (100 without" in how_far(examples, changed).replace(
         "\u00a0", " "
     )

@@ -21,7 +21,7 @@ from dapcal.report.kit.markup import Captioned, figures, paragraph, table
 from dapcal.report.kit.numbers import number, percent
 from dapcal.report.predictions import Answers, Predicted
 
-_HARDLY = 0.03  # a fall of the confidence, or a relative widening of intervals, that is not worth the name
+_HARDLY = 0.03  # a fall of the confidence that is not worth the name
 
 
 class Behaviour(NamedTuple):
@@ -186,7 +186,8 @@ class IntervalWidth:
 
 
 def _as_wide(ratio: float) -> str:
-    return "about as wide" if abs(ratio - 1) <= _HARDLY else f"{number(ratio, 2)} times as wide"
+    told = number(ratio, 2)
+    return "about as wide" if told == "1" else f"{told} times as wide"
 
 
 def confidence_or_width(subject: Subject) -> Confidence | IntervalWidth:
