@@ -151,7 +151,7 @@ async def reloads(service: Service, questions: Questions, requests: int, tally: 
         fresh.write_bytes((service.folder / f"{number}.dap").read_bytes())
         fresh.replace(service.folder / "current.dap")
         service.process.send_signal(signal.SIGHUP)
-        known, deadline = questions.known(), time.monotonic() + 30
+        known, deadline = questions.telling(), time.monotonic() + 30
         line = await Line.open(service.port)
         while not (taken := known.is_right(await line.ask(known), {number})) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
