@@ -18,7 +18,6 @@ from dapcal.experiments.page.files import read_gap, read_images
 from dapcal.experiments.page.markers import replaced
 from dapcal.experiments.page.results import results_page, write
 from dapcal.experiments.published import IMAGES, PHI, UCI_GAP
-from dapcal.experiments.records import is_earlier
 
 SETS = ("MNIST", "SVHN")
 SCORES = {
@@ -335,17 +334,3 @@ def test_what_is_between_comments_is_replaced_up_to_the_first_end():
     once = replaced("END a BEGIN old END b END c", "BEGIN", "END", "new")
     assert once == "END a BEGIN\nnew\nEND b END c"
     assert replaced(once, "BEGIN", "END", "new") == once
-
-
-@pytest.mark.parametrize(
-    ("experiment", "defaults", "earlier"),
-    [
-        ("uci-gap", "2", False),
-        ("uci-gap", "3", False),
-        ("uci-gap", None, True),
-        ("mnist", "2", True),
-        ("mnist", "3", False),
-    ],
-)
-def test_results_are_marked_where_todays_defaults_may_change_them(experiment, defaults, earlier):
-    assert is_earlier(experiment, {} if defaults is None else {"defaults": defaults}) == earlier

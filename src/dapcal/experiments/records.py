@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,16 +79,6 @@ DEFAULTS = "3"
 """Of `dapcal.calibrate`, counted: files without it were made before harm was measured against the network itself and
 before scaling in the domain, with the features of an ensemble's first member alone; in those of "2" all pieces of
 evidence weigh the same in the OOD score."""
-
-
-WITHOUT_SCORES = ("uci-gap",)
-"""Experiments that read no OOD score, so that those of "2" are as those of "3": likelihoods, intervals and φ alone."""
-
-
-def is_earlier(experiment: str, environment: Mapping[str, str]) -> bool:
-    """Whether a result may change if it is made with today's defaults."""
-    same = (DEFAULTS, "2") if experiment in WITHOUT_SCORES else (DEFAULTS,)
-    return environment.get("defaults") not in same
 
 
 def environment(device: str = "cpu") -> dict[str, str]:

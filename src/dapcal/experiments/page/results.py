@@ -16,7 +16,7 @@ from dapcal.experiments.page.files import GapResults, ImageResults, Source, read
 from dapcal.experiments.page.gap import section as gap_section
 from dapcal.experiments.page.images import section as image_section
 from dapcal.experiments.published import IMAGES
-from dapcal.experiments.records import is_earlier
+from dapcal.experiments.records import DEFAULTS
 from dapcal.files import complete_or_absent, write_text
 
 
@@ -75,7 +75,7 @@ def _top(gap: GapResults | None, images: Sequence[ImageResults]) -> list[str]:
 
 def _earlier(sources: Sequence[tuple[str, Source]]) -> list[str]:
     """Which files are to be made again."""
-    names = [f"`{source.name}`" for _, source in sources if is_earlier(Path(source.name).stem, source.environment)]
+    names = [f"`{source.name}`" for _, source in sources if source.environment.get("defaults") != DEFAULTS]
     if not names:
         return []
     return [
