@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from dapcal import metrics
 from dapcal.predictive import Prediction
 
 Columns = dict[str, np.ndarray]
@@ -40,6 +43,10 @@ class Unit(NamedTuple):
         """Predictions, in float64: the network's mean is that of the logarithm, if it learns one."""
         return self.amounts(values) * (1.0 if self.smearing is None else self.smearing)
 
+    def rmse(self, mean: Tensor, y: Tensor) -> float:
+        """Of predictions of the network for its targets, in this unit."""
+        return metrics.rmse(torch.from_numpy(self.means(mean)), torch.from_numpy(self.amounts(y)))
+
     def widths(self, values: Any, at: Any = 1.0) -> np.ndarray:
         """Standard deviations, in float64: they have no center; of logarithms to first order, `at` predictions."""
         widths = abs(self.scale) * np.asarray(values, float)
@@ -51,11 +58,6 @@ class Unit(NamedTuple):
         if self.smearing is not None:
             slopes = slopes + self.center + self.scale * np.asarray(values, float)
         return slopes.reshape(len(slopes), -1).sum(1)
-
-
-def rmse(predictions: Any, targets: Any) -> float:
-    """Root of the mean squared error of amounts."""
-    return float(np.sqrt(np.mean((np.asarray(predictions, float) - np.asarray(targets, float)) ** 2)))
 
 
 def named(predictions: Iterable[Prediction], classes: Sequence[str], level: float, alpha: float) -> Columns:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapcal import metrics
 from dapcal.data import Labelled
 from dapcal.ensembles import seen
 from dapcal.models.amounts import amount
-from dapcal.models.columns import rmse
 from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL
@@ -143,7 +143,7 @@ def _growth(widening: float) -> str:
 def _value(model: TableModel, mean: Tensor, y: Tensor) -> float:
     if isinstance(model.target, Classes):
         return float((mean.argmax(-1) == y).double().mean())
-    return rmse(model.unit.means(mean), model.unit.amounts(y))
+    return model.unit.rmse(mean, y)
 
 
 def _without_looking(model: TableModel, y: Tensor) -> float:
@@ -151,7 +151,8 @@ def _without_looking(model: TableModel, y: Tensor) -> float:
     if isinstance(model.target, Classes):
         frequent = torch.bincount(model.train.y.cpu(), minlength=len(model.target.labels)).argmax()
         return float((frequent == y).double().mean())
-    return rmse(model.mean_target, model.unit.amounts(y))
+    targets = torch.from_numpy(model.unit.amounts(y))
+    return metrics.rmse(torch.full_like(targets, model.mean_target), targets)
 
 
 def _mean(parts: list[Tensor]) -> float:

@@ -3,7 +3,7 @@
 from dapcal.recipes.division import divide
 from dapcal.recipes.fitting import Fitted, fit
 from dapcal.recipes.intervals import Bounds
-from dapcal.recipes.logarithm import Logarithm, logarithm, may_be_logarithmic, smearing
+from dapcal.recipes.logarithm import Logarithm, logarithm, may_be_logarithmic
 from dapcal.recipes.many_rows import trained_on
 from dapcal.recipes.posteriors import POSTERIORS
 from dapcal.recipes.recipe import NAMES, Recipe, network, numbers_of, size
@@ -24,6 +24,5 @@ __all__ = [
     "network",
     "numbers_of",
     "size",
-    "smearing",
     "trained_on",
 ]

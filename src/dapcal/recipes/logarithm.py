@@ -84,7 +84,7 @@ def smearing(y: Tensor, median: Tensor) -> float:
     """What medians are to be multiplied by to be means: their sum is then that of the targets.
 
     Duan (1983) takes the mean of y/median. Where errors grow less than in proportion, that is too much for the large
-    targets, whose errors weigh most (insurance: squared error +0.01 in place of −0.003).
+    targets, whose errors weigh most.
     """
     factor = float(y.mean() / median.mean())
     return min(max(factor, 1 / MOST_SMEARED), MOST_SMEARED) if math.isfinite(factor) else 1.0

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from dapcal import label_metrics, metrics
 from dapcal.label_metrics import LabelMetrics
 from dapcal.likelihoods import NormalLikelihood
-from dapcal.models.columns import rmse
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import cut, paragraph, table
 from dapcal.report.kit.numbers import number, percent
@@ -177,7 +176,7 @@ def _of_numbers(examples: Examples, answers: Answers) -> NumberAccuracy:
     is_normal = isinstance(examples.subject.likelihood, NormalLikelihood) and unit.smearing is None
     size = abs(unit.scale)
     return NumberAccuracy(
-        rmse=rmse(unit.means(answers.mean), unit.amounts(y)),
+        rmse=unit.rmse(answers.mean, y),
         nll=float(-answers.log_prob.mean()) + float(unit.log_slopes(y).mean()),  # a density in the target's unit
         crps=size * metrics.crps_gaussian(answers.mean, answers.variance, y) if is_normal else None,
     )

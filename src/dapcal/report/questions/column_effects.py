@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.models.columns import rmse
 from dapcal.models.subject import Axis
 from dapcal.report.examples import Examples
 from dapcal.report.kit.markup import Captioned, cut, figures, paragraph, table
@@ -98,7 +97,7 @@ def _error(examples: Examples, x: Tensor, y: Tensor) -> float:
     mean = _means(examples, x)
     if examples.subject.is_classification:
         return float((mean.argmax(-1) != y).double().mean())
-    return rmse(examples.subject.unit.means(mean), examples.subject.unit.amounts(y))
+    return examples.subject.unit.rmse(mean, y)
 
 
 def _means(examples: Examples, x: Tensor) -> Tensor:
