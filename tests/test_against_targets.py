@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from sklearn.metrics import precision_recall_fscore_support, root_mean_squared_error
 
-from dapcal.models.against_targets import Judge
+from dapcal.models.against_targets import Judge, Quality
+from dapcal.models.against_targets import words as in_words
+from dapcal.models.row_notes import _spellings
 from dapcal.models.table_fitting import fit
 from dapcal.recipes import Recipe
 from table_cases import run
@@ -101,3 +104,17 @@ def test_targets_beyond_all_numbers_leave_no_answer_but_null(models, tmp_path):
     done = run("predict", tmp_path / "m.dap", tmp_path / "new.csv", "-o", tmp_path / "out.csv", "--json", "--quiet")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["quality"]["value"] is None
+
+
+@pytest.mark.parametrize(("measure", "good", "bad"), [("RMSE", 1.0, 3.0), ("accuracy", 0.9, 0.5)])
+def test_what_is_no_better_than_looking_at_no_column_is_told(measure, good, bad):
+    of_classes = {"classes": {}, "coverage": None, "by_group": []}
+    for value, is_told in ((good, False), (bad, True)):
+        told = in_words(Quality(100, 0, measure, value, 2.0 if measure == "RMSE" else 0.6, **of_classes), "y", 0.95)
+        assert ("no better than looking at no column" in told) == is_told
+
+
+def test_a_level_is_said_to_be_misspelt_only_where_it_may_be():
+    known = ["Spain", "Islands", "United Kingdom"]
+    assert _spellings(Counter(["Pakistan", "Poland"]), known) == "'Pakistan', 'Poland'"
+    assert _spellings(Counter(["Untied Kingdom"]), known) == "'Untied Kingdom'; did you mean 'United Kingdom'?"

@@ -55,11 +55,14 @@ from dapcal.likelihoods import (
     NoiseHead,
     Unconditional,
 )
+from dapcal.moving import moved
+from dapcal.networks.forest_layout import Draw, Tree, forest
 from dapcal.posteriors import dropout, ensemble, gaussian, hmc, laplace, samples, sgmcmc, swag, variational, vogn
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors.linear import LastLayer, Linearised
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.predictions import StackedPredictions
+from dapcal.posteriors.trees import TreePosterior
 from dapcal.predictive import Prediction
 from dapcal.types import Ensemble, Posterior
 
@@ -194,6 +197,19 @@ def brought(p: Problem, **options) -> Posterior:
     return samples.from_state_dicts(p.model, p.likelihood, [m.state_dict() for m in p.members], **options)
 
 
+def trees_like_members(p: Problem) -> Posterior:
+    """A tree for each network, which predicts its mean outputs on both sides of a threshold."""
+    x, outputs = p.train[0], brought(p).outputs(p.train[0])
+    is_left = x[:, 0] <= x[:, 0].median()
+    draws = []
+    for own in outputs.double().cpu():
+        value = torch.stack([own[0], own[is_left.cpu()].mean(0), own[~is_left.cpu()].mean(0)]).numpy()
+        places = (np.array([1, 0, 0]), np.array([2, 0, 0]), np.zeros(3, bool))
+        tree = Tree(np.zeros(3, np.int64), np.full(3, float(x[:, 0].median())), *places, value)
+        draws.append(Draw([tree], np.zeros(value.shape[1]), "numbers"))
+    return moved(TreePosterior(forest(draws, x.dtype), p.likelihood, "numbers", 0.01), x.device)
+
+
 QUICK = {"epochs": 3, "batch_size": 16, "learning_rate": 0.01}
 CHAIN = {**QUICK, "cycles": 1, "exploration": 0.0}
 NUTS = {"warm_up": 8, "max_tree_depth": 3, "target_accept": 0.95}
@@ -231,6 +247,7 @@ POSTERIORS: dict[str, Row] = {
     "stacked predictions": Row(
         lambda p: StackedPredictions(brought(p).outputs, p.likelihood), "draws", MEMBERS, seeded=False, network=False
     ),
+    "trees": Row(trees_like_members, "draws", MEMBERS, seeded=False, network=False),
 }
 
 # a posterior for each way in which an adjustment can see one; the first four stand for draws, draws with a prior, a
@@ -788,10 +805,10 @@ def path(tmp_path_factory):
 
 @functools.cache
 def given_again(name: str, kind: str, place: Place = SINGLE):
-    """What loading asks for: a network of other weights, or the function."""
+    """What loading asks for: a network of other weights, the function, or nothing."""
     row, case = POSTERIORS[name], CASES[kind]
     if not row.network:
-        return fitted(name, kind, place).function
+        return getattr(fitted(name, kind, place), "function", None)  # trees need none
     return made(case.one_head if row.one_head else case.model, 99, place)
 
 

@@ -199,6 +199,25 @@ def test_errors_quote_the_beginning_of_names_and_labels(tmp_path: Path, header: 
     assert "aaa" in error
 
 
+@pytest.mark.parametrize("between", ["", " "])
+def test_what_fit_and_explain_print_has_the_beginning_of_names(tmp_path: Path, between: str):
+    """One of 100,000 letters filled the screen, of a column, of the target and of a category."""
+    random, long = np.random.default_rng(0), between.join(LONG)
+    table = {f"{name}{long}": random.normal(size=80) for name in "xz"}
+    table |= {f"city{long}": random.choice([f"Rome{long}", f"Oslo{long}"], 80)}
+    table[f"y{long}"] = table[f"x{long}"] > random.normal(size=80)
+    path, model = tmp_path / "train.parquet", tmp_path / "m.dap"
+    pa.parquet.write_table(pa.table(table), path)
+    fitted = run("fit", path, "--target", f"y{long}", "-o", model, "--epochs", "2", "--hidden", "8", "--fast")
+    assert fitted.exit_code == 0, fitted.output[:1000]
+    explained = run("explain", model, path)
+    assert explained.exit_code == 0, explained.output[:1000]
+    beginning = {name: f"{f'{name}{long}'[:60]}…" for name in ("x", "y", "Rome")}
+    assert all(beginning[name] in fitted.stdout for name in "xy")
+    assert all(text in explained.stdout for text in beginning.values())
+    assert max(len(fitted.stdout), len(explained.stdout)) < 5000
+
+
 def test_names_of_files_are_never_cut():
     path = "/".join(255 * letter for letter in "abcdefgh")
     assert one_line(f"There is no file {path}; check it") == f"There is no file {path}; check it"

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from torch import nn
 
 import dapcal
-from dapcal.adjust import Inflate
+from dapcal.adjust import Inflate, OfTrainingTargets
 from dapcal.ensembles import base_ensemble
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import gaussian, laplace, map
@@ -223,6 +223,16 @@ def test_the_variance_stops_at_that_of_the_training_targets_around_the_predictio
         )
         torch.testing.assert_close(likelihood.variance(limited(distance)), want)
     assert torch.equal(limited(torch.zeros(4)).spread, free(torch.zeros(4)).spread)
+
+
+def test_the_limit_may_be_the_targets_own_spread_wherever_the_prediction_lies():
+    generator = torch.Generator().manual_seed(0)
+    y = 2 + 3 * torch.randn(500, 1, generator=generator).double()
+    outputs = torch.tensor([0.0, 50.0])[:, None] + torch.randn(20, 2, 1, generator=generator).double()
+    posterior = StackedPredictions(lambda x: outputs, Gaussian(0.5))
+    adjust = Inflate(limit=OfTrainingTargets(own_spread=True)).fitted(posterior.likelihood, y)
+    found = posterior.likelihood.variance(adjust(posterior, torch.zeros(2, 1))(torch.full((2,), 1e6).double()))
+    torch.testing.assert_close(found, y.var(0, correction=0).expand(2, 1))
 
 
 def test_regression_has_the_limit_by_default_and_keeps_it_in_a_file(tmp_path):

@@ -15,6 +15,7 @@ from dapcal.data import Labelled
 from dapcal.mapped import is_mapped
 from dapcal.models import large_tables
 from dapcal.models.loading import load
+from dapcal.networks import Tempered
 from dapcal.recipes import Fitted, Recipe, many_rows, trained_on
 from dapcal.tables import sampling
 from dapcal.tables.sampling import drawn
@@ -237,3 +238,19 @@ def test_weights_are_refused_where_rows_are_too_many_to_hold(small, tmp_path):
     for given in ({"weight": "area"}, {"class_weights": "balanced"}):
         with pytest.raises(ValueError, match="count alike"):
             large_tables.fit(sample, lambda kinds: tables.stream(path, kinds), "kind", recipe=Recipe(), **given)
+
+
+def test_logarithms_are_learnt_of_all_rows_by_the_same_network(small, tmp_path: Path):
+    """The first layer tempers numbers in the sample's networks and in those of all rows, and after loading."""
+    table = houses()
+    positive = pa.array(np.exp(table["price"].to_numpy() / 100))
+    table = table.set_column(table.column_names.index("price"), "price", positive)
+    pyarrow.parquet.write_table(table, tmp_path / "house.parquet")
+    done = run("fit", tmp_path / "house.parquet", "--target", "price", "--log", "--epochs", 4, "--hidden", "8",
+               "-o", tmp_path / "house.dap", "--drop", "kind")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    model = load(tmp_path / "house.dap")
+    assert model.recipe.logarithms
+    assert isinstance(model.calibrated.posterior.network[0], Tempered)
+    far = pa.table({"area": [80.0, 4000.0], "city": ["Rome", "Rome"]})
+    assert max(model.predict(far).table["prediction"].to_pylist()) < 100 * max(positive.to_pylist())

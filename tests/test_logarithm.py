@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,12 @@ import torch
 from scipy.stats import lognorm, norm
 
 from dapcal import recipes
+from dapcal.adjust import Inflate
 from dapcal.models import load
 from dapcal.models.columns import Unit, in_unit
 from dapcal.models.table_fitting import fit
 from dapcal.models.table_summary import summarise
+from dapcal.networks import Tempered
 from dapcal.recipes import Recipe
 from dapcal.recipes.logarithm import smearing
 from dapcal.report import write
@@ -181,3 +184,37 @@ def test_what_has_no_logarithm_is_refused(tmp_path):
     asked = ("fit", tmp_path / "rows.csv", "-o", tmp_path / "m.dap", "--log", "--target")
     refused(run(*asked, "gain"), "--log needs a target above 0, and `gain` goes down to -1")
     refused(run(*asked, "kind"), "`kind` holds classes, which have no logarithm")
+
+
+def test_numbers_far_out_count_by_their_logarithm():
+    """Up to two deviations as they are; beyond, 2 + log(1 + (|x| − 2)), with the same slope where both meet."""
+    x = torch.tensor([-50.0, -2.0, -1.3, 0.0, 0.7, 2.0, 3.0, 1e6]).double().requires_grad_()
+    want = [-2 - np.log(49), -2, -1.3, 0, 0.7, 2, 2 + np.log(2), 2 + np.log(1e6 - 1)]
+    found = Tempered()(x)
+    torch.testing.assert_close(found, torch.tensor(want).double())
+    found.sum().backward()
+    torch.testing.assert_close(x.grad, 1 / (1 + (x.detach().abs() - 2).clamp_min(0)))
+
+
+def test_far_from_the_data_a_logarithm_does_not_run_away(model, tmp_path):
+    """A line in logarithms predicted e^(7 + 0.8 · 40) = 9e16 there; a power of the number is a cost that exists."""
+    far = pa.table({"a": [40.0, 0.1], "b": [0.0, 0.1]})
+    found = model.predict(far).table
+    assert found["ood"].to_pylist()[0]
+    most = float(np.max(rows(3000, 0)["cost"].to_numpy()))
+    assert found["prediction"].to_pylist()[0] < 10 * most
+    assert found["upper"].to_pylist()[0] < 1000 * most
+    model.save(tmp_path / "cost.dap")
+    assert load(tmp_path / "cost.dap").predict(far).table.equals(found)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_distance_widens_no_further_than_the_logarithms_spread(fast):
+    table = rows(400, 0)
+    model = fit(table, "cost", recipe=replace(QUICK, fast=fast, members=2, epochs=8), log=True)
+    assert model.recipe.logarithms
+    if isinstance(model.calibrated.adjust, Inflate):
+        assert model.calibrated.adjust.limit.own_spread
+    far = model.calibrated(torch.full((1, model.encoder.width), 60.0))
+    spread = float(model.train.y.double().var(correction=0))
+    assert float(far.variance) <= 1.001 * max(spread, float(far.base.variance)) + float(far.base.variance)

@@ -15,7 +15,7 @@ from dapcal.calibration.regions import Region
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import ensemble
 from dapcal.recipes import POSTERIORS, Recipe, fit, fitting, gaps
-from dapcal.recipes.gaps import FEWEST_ROWS, Gaps
+from dapcal.recipes.gaps import FEWEST_ROWS, Gaps, adjustments
 
 QUICK = Recipe(hidden=(16,), epochs=10, members=4, draws=5, learning_rate=0.02, batch_size=32, refit=False)
 
@@ -62,7 +62,7 @@ def test_refits_see_neither_held_out_rows_nor_their_region(monkeypatch, whole, m
 
 def reading(none: list[float], **at) -> Gaps:
     regions = tuple(Region("middle" if n % 2 else "outer", None, torch.arange(9), torch.arange(9)) for n in range(4))
-    return Gaps(regions, torch.tensor(none, dtype=torch.float64), at, 1.0)
+    return Gaps(regions, adjustments(Gaussian(1.0), Recipe()), torch.tensor(none, dtype=torch.float64), at, 1.0)
 
 
 def peak(height: float, center: float = 0.0):
@@ -145,9 +145,9 @@ def test_scaling_reaches_the_refits(monkeypatch):
     noises = []
     found = gaps._found
 
-    def spy(part, posterior, spaces, scaled, share):
+    def spy(part, posterior, offered, spaces, scaled, share):
         noises.append((scaled, share))
-        return found(part, posterior, spaces, scaled, share)
+        return found(part, posterior, offered, spaces, scaled, share)
 
     scaled_with = []
     in_domain = gaps.in_domain

@@ -378,3 +378,14 @@ def test_the_likelihood_is_that_of_targets_as_people_see_them():
     assert_close(curve.nll - curve.base_nll, own.nll - own.base_nll)
     assert curve.base_nll == pytest.approx(own.base_nll + math.log(80))
     assert curve.guard - curve.base_nll == pytest.approx(own.guard - own.base_nll)
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_the_page_says_where_single_columns_make_flags(beside):
+    examples = examples_of("table")
+    calibrated = examples.subject.calibrated
+    checked = replace(calibrated, evidence=replace(calibrated.evidence, beside=beside))
+    given = replace(examples, subject=replace(examples.subject, calibrated=checked))
+    told = away_from_data.section(given, away_of("table"))
+    assert ("the values of single columns" in told) == (beside > 0)
+    assert ("One unusual column" in told) == (beside > 0)

@@ -78,9 +78,12 @@ def test_leaves_that_are_looked_up_are_those_walked_to(features: int, depth: int
         torch.randn(130, 3, 2**depth, generator=generator), torch.zeros(3),
     )  # fmt: skip
     x = torch.randint(-8, 9, (1500, features), generator=generator) / 4
-    assert (trees._groups is not None) == looked_up
+    assert (trees._masks is not None) == looked_up
     assert torch.equal(trees.leaves(x), trees.walked(x))
     assert torch.equal(trees(x), trees.by_steps(x))
+    other = replace(trees, threshold=trees.threshold + torch.randn(shape, generator=generator))
+    assert torch.equal(other.leaves(x), other.walked(x))
+    assert other(x[:0]).shape == (0, 3)
 
 
 def posterior_of(data: Labelled, likelihood: Gaussian | Categorical, epochs: int = 1) -> NetworkPosterior:

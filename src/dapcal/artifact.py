@@ -45,7 +45,7 @@ VERSIONS = (1, VERSION)
 
 def load(
     path: str | Path,
-    model: nn.Module | Callable[[Tensor], Tensor],
+    model: nn.Module | Callable[[Tensor], Tensor] | None,
     projector: Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     likelihood: likelihoods.Likelihood | None = None,
     device: str | torch.device | None = None,
@@ -55,7 +55,8 @@ def load(
 
     Args:
         path: the file.
-        model: the network (its weights do not matter), or the function of `StackedPredictions`.
+        model: the network (its weights do not matter), the function of `StackedPredictions`, or None for draws that are
+            trees (`TreePosterior`), which need no code.
         projector: the callable, where the distance uses one that you wrote; several by the name of their space.
         likelihood: where you wrote it.
         device: where predictions run; by default where the model is.
@@ -101,12 +102,12 @@ class Stored:
 
     def calibrated(
         self,
-        model: nn.Module | Callable[[Tensor], Tensor],
+        model: nn.Module | Callable[[Tensor], Tensor] | None,
         projector: Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         likelihood: likelihoods.Likelihood | None = None,
         device: str | torch.device | None = None,
     ) -> Calibrated:
-        """The calibrated posterior; arguments as in `load`."""
+        """The calibrated posterior; arguments as in `load`, `model` is None where draws need no code."""
         if device is not None and isinstance(model, nn.Module):
             model = frozen_copy(model).to(device)
         place = _device_of(model) if device is None else torch.device(device)

@@ -42,16 +42,17 @@ from dapcal.distances import (
 )  # fmt: skip
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
 from dapcal.in_file import BlockDamaged, checked
-from dapcal.networks import frozen_copy, plain, reading, trees, with_head_last
+from dapcal.networks import forests, frozen_copy, plain, reading, trees, with_head_last
 from dapcal.posteriors import dropout, linear, network, predictions
+from dapcal.posteriors import trees as tree_posteriors
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.storing import Stores, check_fields
 from dapcal.trying import predict_example
 
 ROOMS: tuple[ModuleType, ...] = (
-    sys.modules[Calibrated.__module__], network, dropout, predictions, linear, networks, inputs, prior,
-    likelihoods,
+    sys.modules[Calibrated.__module__], network, dropout, predictions, tree_posteriors, linear, networks, inputs, prior,
+    likelihoods, forests,
     inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, shards,
     lists, inverted_lists, graph, quantised, coresets, quality, projectors,
     column_checks, column_statistics, tails, radius, ood_score,
@@ -87,7 +88,7 @@ def build(
         raise ValueError(f"{path} does not hold a calibrated posterior; save it again")
     with refused_if_damaged(path):
         for part in reader.built.values():  # one row takes few of the branches, so its prediction does not show this
-            inputs_of = int(part.feature.max()) if isinstance(part, trees.Trees) else -1
+            inputs_of = int(part.feature.max()) if isinstance(part, trees.Trees | forests.Forest) else -1
             _expect(inputs_of < calibrated.example.shape[1], "trees")
         predict_example(calibrated)
     return calibrated
@@ -294,6 +295,8 @@ def _check_sizes(built: Any, posterior: Any) -> None:
         _expect(built.value.shape == (*built.feature.shape[:2], nodes + 1), "trees")
         _expect(built.start.shape == (built.feature.shape[1],) and int(built.feature.min()) >= 0, "trees")
         _expect(all(t.is_floating_point() for t in (built.threshold, built.value, built.start)), "trees")
+    elif isinstance(built, forests.Forest | tree_posteriors.TreePosterior):
+        built.check()
     elif isinstance(built, DropoutPosterior):
         _expect(1 <= built.draws <= _MOST_DRAWS and built.seed >= 0, "draws")
         _expect(all(0 < rate <= 1 for rate in built.rates.values()), "rates")

@@ -9,6 +9,8 @@ import re
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LONG = re.compile(r"([^\s/`'\",;]{60})[^\s/`'\",;]{196,}")  # longer than names of files may be, so none of them
 
+_LONGEST = 60  # characters of a name that somebody made up
+
 
 def shown(text: str) -> str:
     r"""Control characters as escapes that can be read; tabs and line feeds stay.
@@ -35,6 +37,16 @@ def one_line(text: str) -> str:
     True
     """
     return shown(_LONG.sub(r"\1…", " ".join(text.split())))
+
+
+def brief(name: str) -> str:
+    """A name, a label or a cell in one line, of which the beginning is enough.
+
+    >>> brief(1000 * "a") == f"{60 * 'a'}…"
+    True
+    """
+    line = " ".join(name.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 def _escaped(code: int) -> str:

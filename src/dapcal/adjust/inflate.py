@@ -20,9 +20,16 @@ from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior
 
 @dataclass(frozen=True)
 class OfTrainingTargets:
-    """The limit that `calibrate` finds in the training targets (`Likelihood.unconditional`)."""
+    """The limit that `calibrate` finds in the training targets (`Likelihood.unconditional`).
+
+    Args:
+        own_spread: count the variance of the targets alone, and not how far a prediction lies from their mean. Of
+            logarithms that distance would be a factor by which no target ever differed.
+    """
 
     stores = Stores()
+
+    own_spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,8 @@ class Inflate(Adjustment):
         """With the limit that training targets y give; drawn, or in classification, there is none."""
         if not isinstance(self.limit, OfTrainingTargets):
             return self
-        return replace(self, limit=None if self.drawn else likelihood.unconditional(y))
+        found = None if self.drawn else likelihood.unconditional(y)
+        return replace(self, limit=None if found is None else replace(found, own_spread=self.limit.own_spread))
 
     def __call__(self, posterior: Posterior, x: Tensor) -> Adjusted:
         """One pass over the draws; every distance is free after that."""

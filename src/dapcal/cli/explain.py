@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, given, output, too_few, typer
 from dapcal.records import ALPHA
+from dapcal.visible import brief
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +92,7 @@ def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
 def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
     verdict = f"yes, {found.reason}" if found.reason else "yes" if found.p_value <= ALPHA else "no"
     lines = [
-        f"Row {row}: `{subject.target}` {_answer(subject, found.after)}",
+        f"Row {row}: `{brief(subject.target)}` {_answer(subject, found.after)}",
         f"Before distances count: {_answer(subject, found.before)}",
         f"Out of distribution: {verdict} (p-value {found.p_value:.3g}){_reach(found)}",
         *_clues(found),
@@ -119,16 +120,18 @@ def _cells(subject: Subject, x: Tensor) -> list[str]:
     """The cells of a table's row that are missing, and the most unusual ones."""
     told = []
     if subject.missing is not None and (missing := subject.missing(x)[0]):
-        told.append(f"Missing: {', '.join(f'`{name}`' for name in missing)}")
+        told.append(f"Missing: {', '.join(f'`{brief(name)}`' for name in missing)}")
     if subject.unusual is not None and (unusual := subject.unusual(x)[0]):
-        told.append("Most unusual by itself: " + ", ".join(f"`{name}` ({what})" for name, what in unusual.items()))
+        told.append(
+            "Most unusual by itself: " + ", ".join(f"`{brief(name)}` ({what})" for name, what in unusual.items())
+        )
     return told
 
 
 def _answer(subject: Subject, answer: Answer) -> str:
     if subject.classes:
         best = sorted(zip(answer.mean, subject.classes, strict=True), reverse=True)[:3]
-        return ", ".join(f"{name} {100 * p:.1f} %" for p, name in best)
+        return ", ".join(f"{brief(name)} {100 * p:.1f} %" for p, name in best)
     from dapcal.models.amounts import amount
 
     plain = _plain(subject, answer)
@@ -145,9 +148,9 @@ def _far(found: Explanation, shown: Row | Picture) -> str:
         return "No column alone is far from the nearest training rows."
     texts = []
     for column in far[:_COLUMNS]:
-        value = f" = {shown[column.name]}" if isinstance(shown, dict) and column.name in shown else ""
+        value = f" = {brief(shown[column.name])}" if isinstance(shown, dict) and column.name in shown else ""
         outside = ", outside all training values" if column.is_outside else ""
-        texts.append(f"`{column.name}`{value} ({100 * column.share:.0f} % of the distance{outside})")
+        texts.append(f"`{brief(column.name)}`{value} ({100 * column.share:.0f} % of the distance{outside})")
     return "Far columns: " + "; ".join(texts)
 
 
@@ -165,7 +168,7 @@ def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
         [label, *(one[name] for name in names), target]
         for label, one, target in zip(labels, rows, targets, strict=True)
     ]
-    table = [[" ".join(text.split()) for text in line] for line in table]  # names may hold line breaks
+    table = [list(map(brief, line)) for line in table]
     widths = [max(len(line[place]) for line in table) for place in range(len(table[0]))]
     return ["  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in table]
 

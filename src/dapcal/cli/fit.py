@@ -42,7 +42,13 @@ def fit(
     category: Annotated[
         list[str] | None, typer.Option(help="Column whose numbers are names (a postcode); may be given several times.")
     ] = None,
-    posterior: Annotated[str, typer.Option(help="ensemble, tabm, laplace, variational, swag or dropout.")] = "ensemble",
+    posterior: Annotated[
+        str | None, typer.Option(help="ensemble (by default), tabm, laplace, variational, swag or dropout.")
+    ] = None,
+    estimator: Annotated[
+        str | None,
+        typer.Option(help="Your forest or boosting model in place of networks: package.module:function returns it."),
+    ] = None,
     hidden: Annotated[
         str | None, typer.Option(help="Widths of the hidden layers; by default 64,64 (tabm: 96,96).")
     ] = None,
@@ -89,14 +95,15 @@ def fit(
         from dapcal import tables
         from dapcal.models import large_tables
         from dapcal.models.table_summary import summarise, words
-        from dapcal.recipes import Recipe
+        from dapcal.recipes import ESTIMATOR, Recipe
 
         writable(out, train, *([sign] if sign else []))
         check_key(sign)
         if task not in (None, "classification", "regression"):
             raise ValueError(f"Expected --task as classification or regression, got {task!r}")
+        brought = () if estimator is None else _estimators(estimator, posterior, hidden, epochs)
         recipe = Recipe(
-            posterior=posterior,
+            posterior=ESTIMATOR if brought else posterior or "ensemble",
             epochs=epochs,
             validation=validation,
             fast=fast,
@@ -129,6 +136,7 @@ def fit(
             weight=weight,
             class_weights=None if class_weight is None else _class_weights(class_weight),
             log=log,
+            estimators=brought,
         )
         for note in model.notes:
             said.note(note)
@@ -142,6 +150,17 @@ def fit(
             "gaps": None if model.gaps is None else model.gaps.as_json(),
         }
         said.result(data, f"{_numbers(summary)}\n\n{words(summary, target)}\n\nSaved to {out}")
+
+
+def _estimators(name: str, posterior: str | None, hidden: str | None, epochs: int | None) -> Sequence[Any]:
+    """What a function of the user's own returns; options of networks are refused beside it."""
+    given = {"--posterior": posterior, "--hidden": hidden, "--epochs": epochs}
+    odd = [option for option, value in given.items() if value is not None]
+    if odd:
+        raise ValueError(f"--estimator takes the place of networks, and {odd[0]} is an option of theirs; leave it out")
+    from dapcal.models import factories
+
+    return factories.estimators(name)
 
 
 def _several(given: Sequence[str], names: Sequence[str]) -> list[str]:

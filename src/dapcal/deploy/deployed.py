@@ -201,9 +201,10 @@ class Limit(nn.Module):
 
     def __init__(self, limit: Unconditional) -> None:
         super().__init__()
+        self.own_spread = limit.own_spread
         self.register_buffer("mean", torch.tensor(limit.mean, dtype=torch.float64))
         self.register_buffer("variance", torch.tensor(limit.variance, dtype=torch.float64))
 
     def variance_around(self, location: Tensor) -> Tensor:
-        """E[(y − location)²] over the training targets, for locations (N, K)."""
-        return self.variance + (location - self.mean) ** 2
+        """As `Unconditional` has it, (N, K)."""
+        return self.variance.expand_as(location) if self.own_spread else self.variance + (location - self.mean) ** 2

@@ -22,7 +22,7 @@ from dapcal.distances.faiss_search import WIDE, searched, suits
 GROUP = 8  # points whose smallest product stands for all
 _MANY = 16  # neighbours from which groups would make too many candidates
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
-_ROWS, _COLUMNS = 512, 2048  # queries and points of a thread's product: 4 MiB, which stay in the cache
+_ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
 _FAR = 4.0  # points are centred first where none is longer than twice their mean, or lengths overflow
 

@@ -38,11 +38,12 @@ class Unconditional:
 
     mean: tuple[float, ...]  # K
     variance: tuple[float, ...]  # K
+    own_spread: bool = False  # they vary so much around any location
 
     def variance_around(self, location: Tensor) -> Tensor:
-        """E[(y − location)²] over the training targets, for locations (N, K)."""
+        """E[(y − location)²] over the training targets, for locations (N, K); of their own spread E[(y − mean)²]."""
         mean, variance = (location.new_tensor(value) for value in (self.mean, self.variance))
-        return variance + (location - mean) ** 2
+        return variance.expand_as(location) if self.own_spread else variance + (location - mean) ** 2
 
 
 class Decisions(NamedTuple):

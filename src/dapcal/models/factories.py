@@ -1,4 +1,4 @@
-"""A user's network by the name of its factory, with weights from a file.
+"""A user's network by the name of its factory, with weights from a file; a user's estimators likewise.
 
 A name is code that is imported: it comes from the person who runs the program, never out of a file.
 """
@@ -31,16 +31,11 @@ def network(name: str) -> nn.Module:
     `factory` is a callable without required arguments (a function, a class), or the network itself. It is looked for
     among what is installed, then in the current folder. `timm:resnet18,num_classes=10` is timm's model of that name.
     """
-    module, colon, attribute = name.partition(":")
+    module, _, attribute = name.partition(":")
     if module == "timm":
         return timm_models.model(attribute)
-    named = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
-    if not colon or not named or module.endswith(".py"):
-        raise ValueError(
-            f"Expected the model as package.module:factory, got {name!r}; the function make in nets.py is nets:make"
-        )
-    found = _attribute(_imported(module), attribute, name)
-    made = copy.deepcopy(found) if isinstance(found, nn.Module) else _called(found, name)
+    found = _named(name, "model")
+    made = copy.deepcopy(found) if isinstance(found, nn.Module) else _called(found, name, "a network")
     if not isinstance(made, nn.Module):
         raise TypeError(f"Expected {name} to return an nn.Module, got {type(made).__name__}")
     if not any(True for _ in made.parameters()):
@@ -48,6 +43,16 @@ def network(name: str) -> nn.Module:
             f"Expected {name} to give a network with parameters, got none: there is nothing to be unsure of"
         )
     return made
+
+
+def estimators(name: str) -> list[Any]:
+    """The estimator that `package.module:factory` returns, or all of a list; found as networks are, and called."""
+    made = _called(_named(name, "estimator"), name, "an estimator")
+    found = list(made) if isinstance(made, list | tuple) else [made]
+    if not found or any(not hasattr(one, "fit") for one in found):
+        got = type(made).__name__ if found else "an empty list"
+        raise TypeError(f"Expected {name} to return an estimator with `fit`, or a list of such, got {got}")
+    return found
 
 
 def with_weights(model: nn.Module, path: str | Path) -> nn.Module:
@@ -103,6 +108,17 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def _named(name: str, what: str) -> Any:
+    """What stands under package.module:name."""
+    module, colon, attribute = name.partition(":")
+    named = all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+    if not colon or not named or module.endswith(".py"):
+        raise ValueError(
+            f"Expected the {what} as package.module:factory, got {name!r}; the function make in nets.py is nets:make"
+        )
+    return _attribute(_imported(module), attribute, name)
+
+
 def _imported(module: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
@@ -131,9 +147,9 @@ def _attribute(module: Any, attribute: str, name: str) -> Any:
         ) from error
 
 
-def _called(factory: Any, name: str) -> Any:
+def _called(factory: Any, name: str, what: str) -> Any:
     if not callable(factory):
-        raise TypeError(f"Expected {name} to be a function that returns a network, got {type(factory).__name__}")
+        raise TypeError(f"Expected {name} to be a function that returns {what}, got {type(factory).__name__}")
     with torch.random.fork_rng(devices=[]):  # constants that a factory draws are the same at every call
         torch.manual_seed(0)
         try:

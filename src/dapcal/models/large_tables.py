@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,6 +41,7 @@ def fit(
     weight: str | None = None,
     class_weights: str | Mapping[str, float] | None = None,
     log: bool | None = None,
+    estimators: Sequence[Any] = (),
 ) -> TableModel:
     """Learn to predict a column from the others; a sample that is the whole table is fitted as it is.
 
@@ -57,6 +59,7 @@ def fit(
         weight: a column that says how much rows count in training.
         class_weights: how much the rows of a class count.
         log: whether logarithms of the target are learnt.
+        estimators: in place of networks; of a table that is too large to hold they learn the sample alone.
     """
     recipe, told = recipe or Recipe(), progress or (lambda *_: None)
     if not sample.is_all and recipe.refit and (weight is not None or class_weights is not None):
@@ -79,6 +82,7 @@ def fit(
         weight=weight,
         class_weights=class_weights,
         log=log,
+        estimators=estimators,
     )
     if sample.is_all:
         return model
@@ -86,9 +90,11 @@ def fit(
         f"the table has {sample.rows:,} rows, too many to hold: columns, distances and calibration are those of "
         f"{len(table):,} rows drawn at random",
         *(f"column `{name}` counts the rows, so it names them: left out" for name in counters),
+        *([f"the estimator learns {len(model.train.x):,} of these rows, and no others"] if estimators else []),
         *rare,
     ]
     calibrated = model.calibrated
+    recipe = replace(model.recipe, refit=recipe.refit)  # which knows of logarithms and draws by now
     if recipe.refit and recipe.posterior in recipes.REFITTED:
         told("encoding all rows", 0, None)
         others, left_out = _encoded(sample.others(stream(_kinds(model))), model.encoder, model.target, target)

@@ -15,6 +15,7 @@ _BLANK = {
     False: "there the most frequent category stands for it",  # files of earlier versions
 }
 _SHOWN = 3  # levels that training never saw
+_ALIKE = 0.75  # a level and the one that was meant: Pakistan is not a misspelt Spain
 
 
 def notes(
@@ -84,7 +85,8 @@ def _spellings(found: Counter[str], known: Sequence[str]) -> str:
     """The most frequent of unknown levels, each with the known one that was probably meant."""
     texts = []
     for level, _ in found.most_common(_SHOWN):
-        near = nearest(level, known) if any(map(str.isalpha, level)) else None  # of codes every one is near another
+        is_word = any(map(str.isalpha, level))  # of codes every one is near another
+        near = nearest(level, known, _ALIKE) if is_word else None
         texts.append(short(level) + (f"; did you mean {short(near)}?" if near else ""))
     return ", ".join(texts) + (", …" if len(found) > _SHOWN else "")
 

@@ -33,6 +33,7 @@ from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inpu
 from dapcal.models.row_notes import RowNotes
 from dapcal.models.subject import Axis, Subject
 from dapcal.models.unusual import unusual
+from dapcal.posteriors.trees import TreePosterior
 from dapcal.reading import refused_if_damaged
 from dapcal.recipes import Recipe
 from dapcal.records import ALPHA, LEVEL
@@ -284,14 +285,20 @@ def restored(stored: Stored, device: str = "cpu") -> TableModel:
         recipe = Recipe(**{**about["recipe"], "hidden": tuple(about["recipe"]["hidden"]), "device": device})
         check_fields(Recipe, asdict(recipe))
         numbers = about.get("numbers", 0)
-        _check_size(recipe, encoder, target, numbers, stored)
+        if recipe.posterior == recipes.ESTIMATOR:
+            _check_kind(stored)
+        else:
+            _check_size(recipe, encoder, target, numbers, stored)
         train, held_out = (
             checked_pairs(attachments, name, (encoder.width,), len(target.labels), device) for name in _SETS
         )
         gaps = None if about.get("gaps") is None else from_json(about["gaps"])
         notes = checked_texts(about["notes"])
-    network = recipes.network(encoder.width, outputs_of(target), recipe, numbers).to(torch.device(device))
-    calibrated = stored.calibrated(network)
+    if recipe.posterior == recipes.ESTIMATOR:  # whose draws are all in the file
+        calibrated = stored.calibrated(None, device=device)
+    else:
+        network = recipes.network(encoder.width, outputs_of(target), recipe, numbers).to(torch.device(device))
+        calibrated = stored.calibrated(network)
     model = TableModel(calibrated, encoder, target, recipe, train, held_out, notes, gaps)
     with refused_if_damaged(stored.path):
         check_halves(calibrated, len(held_out.x))
@@ -307,6 +314,12 @@ def _check_size(recipe: Recipe, encoder: Encoder, target: Classes | Numbers, num
     held = sum(tensor.numel() for tensor in stored.tensors.values())
     if parameters > held:
         raise ValueError(f"its recipe describes a network of {parameters} parameters and it holds {held} numbers")
+
+
+def _check_kind(stored: Stored) -> None:
+    """A file that is said to hold all that predicts does."""
+    if stored.tree["fields"]["posterior"]["kind"] != TreePosterior.__name__:
+        raise ValueError("its recipe says that it holds an estimator's trees, and it does not")
 
 
 def outputs_of(target: Classes | Numbers) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -13,6 +15,7 @@ from dapcal import recipes
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
 from dapcal.models.table_weights import row_weights
+from dapcal.posteriors.trees import TreePosterior
 from dapcal.progress import Stages
 from dapcal.recipes import Bounds, Recipe
 from dapcal.tables.coding import with_codes
@@ -39,6 +42,7 @@ def fit(
     weight: str | None = None,
     class_weights: str | Mapping[str, float] | None = None,
     log: bool | None = None,
+    estimators: Sequence[Any] = (),
 ) -> TableModel:
     """Learn to predict a column from the others.
 
@@ -57,6 +61,7 @@ def fit(
         class_weights: how much the rows of a class count, by its name, or "balanced": every class as much in all.
         log: whether logarithms of the target are learnt, so that errors count in proportion; by default where
             `dapcal.recipes.logarithm` says that it is likelier so.
+        estimators: in place of networks, with a recipe of that posterior, as in `dapcal.recipes.fit`.
     """
     drop = (*drop, *([weight] if weight is not None and weight not in drop else []))
     encoder = fit_encoder(table, target, drop, unusable, drop_unusable)
@@ -69,14 +74,14 @@ def fit(
     encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
     found = _logarithm(goal, x, rows[target], log, target, recipe.seed)
     if found is not None:
-        goal = logarithmic(rows[target], found.smearing, target)
+        goal, recipe = logarithmic(rows[target], found.smearing, target), replace(recipe, logarithms=True)
         y = goal.encode(rows[target], name=target)
         encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     limits, told = _bounds(goal, y, bounds, target)
     spaces = (column_space(encoder),)
     weights, weighed = row_weights(rows, y, goal, weight, class_weights)
-    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits, weights)
+    fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits, weights, estimators)
     spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
@@ -88,6 +93,8 @@ def fit(
         *_copies(x, y),
         *encoder.notes,
     )
+    if isinstance(posterior := fitted.calibrated.posterior, TreePosterior):
+        recipe = replace(recipe, draws=posterior.count)
     return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes, fitted.gaps)
 
 

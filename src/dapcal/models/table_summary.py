@@ -17,6 +17,7 @@ from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL
 from dapcal.tables.targets import Classes, Numbers
+from dapcal.visible import brief
 
 UNCHANGED = "none"  # what an adjustment is called that changes nothing
 _MOST_ROWS = 1000  # held-out rows that columns are shuffled in
@@ -119,7 +120,7 @@ def words(summary: Summary, target: str) -> str:
         good = f"off by {amount(summary.value)} (RMSE) on {summary.rows:,} held-out rows (always the mean: "
         held = f"{100 * (summary.coverage or 0):.0f} % of the others"
         good += f"{amount(summary.constant)}); its {100 * LEVEL:.0f} % intervals hold {held}"
-    names = [f"`{' '.join(name.split())}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
+    names = [f"`{brief(name)}`" for name, loss in list(summary.important.items())[:3] if loss > 0]
     looks = f"It looks most at {', '.join(names)}." if names else "No column alone makes a difference to it."
     where = "At twice the usual distance" if any(summary.radius.values()) else "A standard deviation away"
     doubt = f"{where} from the training rows its doubt {_growth(summary.widening)}"
@@ -131,7 +132,7 @@ def words(summary: Summary, target: str) -> str:
     )
     better = summary.value > summary.constant if summary.measure == "accuracy" else summary.value < summary.constant
     useless = "" if better else " That is no better than looking at no column."
-    return f"`{target}` is {good}.{useless}\n{looks}\n{away}"
+    return f"`{brief(target)}` is {good}.{useless}\n{looks}\n{away}"
 
 
 def _growth(widening: float) -> str:

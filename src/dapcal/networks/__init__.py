@@ -29,12 +29,12 @@ from dapcal.networks.layout import (
 from dapcal.networks.passes import Pass, layer_input, open_pass, shared
 from dapcal.networks.reading import reading, reads
 from dapcal.networks.running import run, running
-from dapcal.networks.tabular import TableNetwork
+from dapcal.networks.tabular import TableNetwork, Tempered
 from dapcal.networks.taking import any_inputs, packed, packed_batches, take
 from dapcal.networks.trees import Blend, Trees, from_histograms
 
 __all__ = [
-    "MEMORY", "Blend", "Layout", "Pass", "TableNetwork", "Trees", "any_inputs", "as_tensor",
+    "MEMORY", "Blend", "Layout", "Pass", "TableNetwork", "Tempered", "Trees", "any_inputs", "as_tensor",
     "backward_in_evaluation", "check_outputs", "checked_outputs", "copied", "dense_chain", "entering", "evaluate",
     "execution_order", "feature_layer", "first_input", "from_histograms", "frozen_copy", "head_of", "last_linear",
     "layer_input", "layer_names", "layout_of", "leaving", "one_column", "open_pass", "own_layers", "packed",

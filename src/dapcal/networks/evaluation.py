@@ -18,7 +18,7 @@ from dapcal.mapped import Rows, rows_like
 from dapcal.networks.hooks import entering, unfused
 from dapcal.networks.passes import Pass
 from dapcal.networks.running import running
-from dapcal.networks.tabular import PiecewiseLinear, Scaled
+from dapcal.networks.tabular import PiecewiseLinear, Scaled, Tempered
 
 MEMORY = 2**28  # bytes of activations that one step may take, about
 _SWAPPED = RLock()  # while other parameters stand in a module, which every thread would run with
@@ -117,6 +117,7 @@ def evaluate(
 
 _ELEMENTWISE = (
     nn.Tanh, nn.ReLU, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.LeakyReLU, nn.Identity, nn.Dropout,
+    Tempered,
 )  # fmt: skip
 
 

@@ -17,6 +17,19 @@ import torch
 from torch import Tensor, nn
 
 SQUASHED = 3.0  # standard deviations that a number tends to, however large it is
+ORDINARY = 2.0  # standard deviations up to which a number is not tempered
+
+
+class Tempered(nn.Module):
+    """Numbers that beyond `ORDINARY` standard deviations grow as their logarithm does; others stay as they are.
+
+    A network is a line far away. Of logarithms it is a power of the number then, and not an exponential.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of any shape."""
+        beyond = (x.abs() - ORDINARY).clamp_min(0)
+        return x + x.sign() * (beyond.log1p() - beyond)
 
 
 class PiecewiseLinear(nn.Module):

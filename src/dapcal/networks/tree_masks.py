@@ -16,7 +16,6 @@ import numpy as np
 
 MOST_LEAVES = 32  # of a tree: the bits of a number; scikit-learn's have 31 at most
 _GROUP = 256  # trees whose lines are kept together: few enough for lines to stay close to a core
-_ROWS = 1024  # at a time, likewise
 _DE_BRUIJN = np.uint32(
     0x077CB531
 )  # times a power of two has its exponent, spelt by another code, in the upper five bits
@@ -26,9 +25,9 @@ _SHIFT = np.uint32(27)
 class Lines(NamedTuple):
     """What remains of some trees by one of their inputs."""
 
-    feature: int
-    thresholds: np.ndarray  # ascending, (m,)
-    remaining: np.ndarray  # leaves by the number of thresholds below a value, as bits, (m + 1, trees)
+    place: int  # of the input among those that any tree looks at
+    rank: np.ndarray  # of the line, by the number of thresholds of all trees below a value
+    remaining: np.ndarray  # leaves as bits, (lines, trees)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,29 +44,54 @@ class Group:
     value: np.ndarray
     trees: int
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Values of the leaves, (N, trees), of rows (N, P)."""
-        found = np.empty((len(x), self.trees), self.value.dtype)
-        places = [np.searchsorted(one.thresholds, x[:, one.feature]) for one in self.lines]
+    def __call__(self, below: list[np.ndarray]) -> np.ndarray:
+        """Values of the leaves, (n, trees), of n rows by the number of thresholds below their inputs, (n,) each."""
         first = np.arange(self.trees) * MOST_LEAVES
-        for start in range(0, len(x), _ROWS):
-            rows = slice(start, start + _ROWS)
-            leaves = np.full(found[rows].shape, 1, np.uint32) if not places else self._remaining(places, rows)
-            found[rows] = self.value.take(_codes(leaves) + first, mode="clip")  # none is out of range
-        return found
+        leaves = self._remaining(below) if self.lines else np.full((len(below[0]), self.trees), 1, np.uint32)
+        return self.value.take(_codes(leaves) + first, mode="clip")  # none is out of range
 
-    def _remaining(self, places: list[np.ndarray], rows: slice) -> np.ndarray:
+    def _remaining(self, below: list[np.ndarray]) -> np.ndarray:
         """Leaves that all inputs leave, as bits, (n, trees)."""
-        leaves = self.lines[0].remaining.take(places[0][rows], 0)
-        line = np.empty_like(leaves)
-        for one, own in zip(self.lines[1:], places[1:], strict=True):
-            one.remaining.take(own[rows], 0, out=line, mode="clip")  # `raise` would make a copy first
+        leaves: np.ndarray | None = None
+        for one in self.lines:
+            rank = one.rank.take(below[one.place], mode="clip")  # `raise` would make a copy first
+            if leaves is None:
+                leaves = one.remaining.take(rank, 0, mode="clip")
+                line = np.empty_like(leaves)
+                continue
+            one.remaining.take(rank, 0, out=line, mode="clip")
             np.bitwise_and(leaves, line, out=leaves)
+        assert leaves is not None
         return leaves
 
 
-def groups(feature: np.ndarray, threshold: np.ndarray, value: np.ndarray) -> list[Group] | None:
-    """Trees (T, 2^D − 1), (T, 2^D − 1), (T, 2^D) as groups; None where walking down is as fast or leaves are too many.
+@dataclass(frozen=True, eq=False)
+class Masks:
+    """All trees, group by group; a row's place between thresholds is looked up once for all of them.
+
+    Attributes:
+        features: inputs that any tree looks at.
+        thresholds: of all trees, ascending, by input.
+        groups: of trees, in their order.
+    """
+
+    features: tuple[int, ...]
+    thresholds: tuple[np.ndarray, ...]
+    groups: tuple[Group, ...]
+
+    def below(self, x: np.ndarray) -> list[np.ndarray]:
+        """How many thresholds lie below each input of rows (N, P) that is looked at, (N,) each."""
+        pairs = zip(self.features, self.thresholds, strict=True)
+        return [np.searchsorted(thresholds, x[:, feature]) for feature, thresholds in pairs] or [np.zeros(len(x), int)]
+
+    def leaves(self, below: list[np.ndarray], rows: slice) -> np.ndarray:
+        """Values of the leaves of some rows, (n, trees), from `below` all of them."""
+        own = [one[rows] for one in below]
+        return np.concatenate([group(own) for group in self.groups], 1)
+
+
+def masks(feature: np.ndarray, threshold: np.ndarray, value: np.ndarray) -> Masks | None:
+    """Trees (T, 2^D − 1), (T, 2^D − 1), (T, 2^D) as bits; None where walking down is as fast or leaves are too many.
 
     Args:
         feature: as in `dapcal.networks.trees.Trees`, tree by tree.
@@ -80,8 +104,12 @@ def groups(feature: np.ndarray, threshold: np.ndarray, value: np.ndarray) -> lis
     reached = _reached(ends)
     if reached.sum(1).max(initial=0) > MOST_LEAVES or not _pays(feature, ends):
         return None
-    parts = (slice(start, start + _GROUP) for start in range(0, len(feature), _GROUP))
-    return [_group(feature[one], threshold[one], value[one], ends[one], reached[one]) for one in parts]
+    features = tuple(map(int, np.unique(feature[~ends])))
+    thresholds = tuple(np.unique(threshold[~ends & (feature == one)]) for one in features)
+    parts = [slice(start, start + _GROUP) for start in range(0, len(feature), _GROUP)]
+    every = dict(zip(features, thresholds, strict=True))
+    found = [_group(feature[one], threshold[one], value[one], ends[one], reached[one], every) for one in parts]
+    return Masks(features, thresholds, tuple(found))
 
 
 def _pays(feature: np.ndarray, ends: np.ndarray) -> bool:
@@ -106,19 +134,27 @@ def _levels(nodes: np.ndarray) -> list[np.ndarray]:
 
 
 def _group(
-    feature: np.ndarray, threshold: np.ndarray, value: np.ndarray, ends: np.ndarray, reached: np.ndarray
+    feature: np.ndarray,
+    threshold: np.ndarray,
+    value: np.ndarray,
+    ends: np.ndarray,
+    reached: np.ndarray,
+    every: dict[int, np.ndarray],
 ) -> Group:
     bits = np.where(
         reached, np.uint32(1) << (reached.cumsum(1) - 1).clip(0).astype(np.uint32), np.uint32(0)
     )  # (T, 2^D)
     right = ~_left_of(bits)  # what remains of a tree where a row goes right at a node, (T, 2^D − 1)
     lines = []
-    for place in np.unique(feature[~ends]):
-        trees, nodes = np.nonzero(~ends & (feature == place))
-        thresholds, rank = np.unique(threshold[trees, nodes], return_inverse=True)
+    for place, (name, all_thresholds) in enumerate(every.items()):
+        trees, nodes = np.nonzero(~ends & (feature == name))
+        if not len(trees):
+            continue
+        thresholds, line = np.unique(threshold[trees, nodes], return_inverse=True)
         remaining = np.full((len(thresholds) + 1, len(feature)), ~np.uint32(0))
-        np.bitwise_and.at(remaining, (rank + 1, trees), right[trees, nodes])
-        lines.append(Lines(int(place), thresholds, np.bitwise_and.accumulate(remaining, 0)))
+        np.bitwise_and.at(remaining, (line + 1, trees), right[trees, nodes])
+        rank = np.searchsorted(thresholds, [*all_thresholds, np.inf])  # of a value with so many of all below it
+        lines.append(Lines(place, rank, np.bitwise_and.accumulate(remaining, 0)))
     by_code = np.zeros((len(feature), MOST_LEAVES), value.dtype)
     trees, leaves = np.nonzero(reached)
     by_code[trees, _codes(bits[trees, leaves])] = value[trees, leaves]

@@ -6,7 +6,7 @@ ends early goes on to the left until the last level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapcal.networks.tree_masks import Group, groups
+from dapcal.networks.tree_masks import Masks, masks
 from dapcal.storing import Stores
 
 _STEP = 2**17  # rows times trees that are looked at at once: what a core has at hand
@@ -41,19 +41,15 @@ class Trees:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs (N, C) at rows (N, P)."""
-        return self._sum(self.leaves, x)
+        return self._sum(self._parts(x))
 
     def by_steps(self, x: Tensor) -> Tensor:
         """The same by operations of torch alone, for programs that are made of them."""
-        return self._sum(self.walked, x)
+        return self._sum(self.walked(part) for part in x.split(self._rows))
 
     def leaves(self, x: Tensor) -> Tensor:
-        """What every tree adds, (N, R, C): of rows in main memory looked up, elsewhere by walking down."""
-        if x.device.type != "cpu" or self._groups is None:
-            return self.walked(x)
-        rows = x.detach().numpy()
-        found = torch.from_numpy(np.concatenate([group(rows) for group in self._groups], 1))
-        return found.unflatten(1, self.feature.shape[:2])
+        """What every tree adds, (N, R, C)."""
+        return torch.cat(list(self._parts(x)))
 
     def walked(self, x: Tensor) -> Tensor:
         """The same by steps down."""
@@ -74,14 +70,29 @@ class Trees:
         )
 
     @cached_property
-    def _groups(self) -> list[Group] | None:
+    def _masks(self) -> Masks | None:
         """The trees' leaves as bits; None where that does not pay."""
         parts = (part.flatten(0, 1).cpu().numpy() for part in (self.feature, self.threshold, self.value))
-        return groups(*parts)
+        return masks(*parts)
 
-    def _sum(self, leaves: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        rows = max(1, _STEP // max(1, self.feature[..., 0].numel()))
-        return torch.cat([leaves(part).sum(1) for part in x.split(rows)]) + self.start
+    @property
+    def _rows(self) -> int:
+        """That are looked at at once."""
+        return max(1, _STEP // max(1, self.feature[..., 0].numel()))
+
+    def _parts(self, x: Tensor) -> Iterator[Tensor]:
+        """What every tree adds, (n, R, C) some rows at a time: in main memory looked up, elsewhere by walking down."""
+        if x.device.type != "cpu" or self._masks is None:
+            yield from map(self.walked, x.split(self._rows))
+            return
+        below = self._masks.below(x.detach().numpy())
+        for start in range(0, max(1, len(x)), self._rows):
+            found = self._masks.leaves(below, slice(start, start + self._rows))
+            yield torch.from_numpy(found).unflatten(1, self.feature.shape[:2])
+
+    def _sum(self, leaves: Iterable[Tensor]) -> Tensor:
+        """Outputs (N, C) from what trees add, (n, R, C) part by part."""
+        return torch.cat([part.sum(1) for part in leaves]) + self.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +154,7 @@ def from_histograms(model: Any, depth: int, dtype: torch.dtype) -> Trees:
         _fill(rounds[at[0]][at[1]].nodes, feature[at], threshold[at], value[at])
     return Trees(
         torch.from_numpy(feature),
-        _at_most(torch.from_numpy(threshold), dtype),
+        at_most(torch.from_numpy(threshold), dtype),
         torch.from_numpy(value).to(dtype),
         torch.from_numpy(np.asarray(model._baseline_prediction, np.float64).reshape(-1)).to(dtype),
     )
@@ -164,7 +175,7 @@ def _fill(nodes: np.ndarray, feature: np.ndarray, threshold: np.ndarray, value: 
         value[filled - len(feature)] = node["value"]
 
 
-def _at_most(threshold: Tensor, dtype: torch.dtype) -> Tensor:
+def at_most(threshold: Tensor, dtype: torch.dtype) -> Tensor:
     """The greatest numbers of a type that are not above: x <= threshold for the same x of that type."""
     near = threshold.to(dtype)
     below = torch.nextafter(near, torch.full_like(near, -torch.inf))

@@ -11,11 +11,12 @@ from dapcal.posteriors import (
     samples,
     sgmcmc,
     swag,
+    trees,
     variational,
     vogn,
 )
 
 __all__ = [
     "dropout", "ensemble", "gaussian", "hmc", "laplace", "map", "predictions", "samples", "sgmcmc", "swag",
-    "variational", "vogn",
+    "trees", "variational", "vogn",
 ]  # fmt: skip

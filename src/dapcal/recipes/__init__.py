@@ -6,10 +6,11 @@ from dapcal.recipes.intervals import Bounds
 from dapcal.recipes.logarithm import Logarithm, logarithm, may_be_logarithmic
 from dapcal.recipes.many_rows import trained_on
 from dapcal.recipes.posteriors import POSTERIORS
-from dapcal.recipes.recipe import NAMES, Recipe, network, numbers_of, size
+from dapcal.recipes.recipe import ESTIMATOR, NAMES, Recipe, network, numbers_of, size
 from dapcal.recipes.refit import REFITTED
 
 __all__ = [
+    "ESTIMATOR",
     "NAMES",
     "POSTERIORS",
     "REFITTED",

@@ -22,6 +22,7 @@ from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
 from dapcal.networks.trees import Blend, Trees, from_histograms, logits
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.recipes.noise import beyond_spread
 from dapcal.types import Posterior
 
 FEWEST = 50  # rows that choose; fewer say too little, and on tables of their size networks are the better
@@ -35,7 +36,6 @@ SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0)  # of networks and trees tha
 TOGETHER = (0.5, 1.3)
 RATE = 0.1  # of learning; weights below one temper what many rounds are too sure of
 _ROUNDING = 1e-9  # what counts as no gain
-_LEAST_NOISE = 0.05  # share of the residuals' variance that is noise, whatever members say of themselves
 
 
 def with_trees(
@@ -69,7 +69,7 @@ def with_trees(
     blend = Blend(found.share, found.weight, trees.first((found.stage + 1) * EVERY))
     blended = replace(posterior, blend=blend)
     if isinstance(likelihood, Gaussian):
-        blended = replace(blended, likelihood=_noise(likelihood, blended.outputs(rows.x), rows.y))
+        blended = replace(blended, likelihood=beyond_spread(likelihood, blended.outputs(rows.x), rows.y))
     told = f"{len(blend.trees.value)} rounds of boosted trees beside the networks: they weigh {found.weight:.2f}, the "
     return blended, told + f"networks {found.share:.2f}"
 
@@ -147,13 +147,6 @@ def _gain(of_classes: bool, outputs: Tensor, y: Tensor) -> Tensor:
         return -(outputs.mean(0)[:, 0] - y[:, 0]).square()
     log_p = outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
     return log_p.gather(1, y[:, None])[:, 0]
-
-
-def _noise(likelihood: Gaussian, outputs: Tensor, y: Tensor) -> Gaussian:
-    """As much noise as residuals have beyond the members' spread."""
-    squared = (outputs.mean(0) - y).double().square().mean()
-    spread = outputs.double().var(0, correction=0).mean()
-    return replace(likelihood, noise=float(torch.maximum(squared - spread, _LEAST_NOISE * squared).sqrt()))
 
 
 def _is_known(train: Labelled, likelihood: Likelihood) -> bool:

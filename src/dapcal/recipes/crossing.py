@@ -28,7 +28,7 @@ from dapcal.recipes.posteriors import Task, Watch
 from dapcal.recipes.refit import best_epoch, replaced
 
 FOLDS = 10
-MEMBERS = 2  # of every fold, at most
+MEMBERS = 4  # of every fold, at most: residuals of fewer networks are larger than those of all, and intervals too wide
 MOST = 200  # held-out rows, from which those that judge are enough
 FEWEST = 40  # rows; with fewer a fold would have less than four
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from dapcal.data import Labelled
 from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.posteriors.training import check_weights as check
-from dapcal.recipes.recipe import Recipe
+from dapcal.recipes.recipe import ESTIMATOR, Recipe
 
 FEWEST_ROWS = 8
 FEWEST_HELD_OUT = 4
-WEIGHED = ("ensemble", "tabm")  # posteriors that heed weights of rows
+WEIGHED = ("ensemble", "tabm", ESTIMATOR)  # posteriors that heed weights of rows
 WANTED_HELD_OUT = 40  # half of them give p-values: with 20 the smallest possible is 1/21, under 0.05
 
 
@@ -57,7 +57,7 @@ def check_weights(weights: Tensor | None, data: Labelled, recipe: Recipe) -> Ten
         return None
     if recipe.posterior not in WEIGHED:
         raise ValueError(
-            f"Expected `posterior` as one of {', '.join(WEIGHED)} for rows that weigh differently, got "
+            f"Expected `posterior` as one of {', '.join(WEIGHED[:-1])} for rows that weigh differently, got "
             f"{recipe.posterior!r}; leave the weights out, or choose one of those"
         )
     if len(weights) != len(data.x):

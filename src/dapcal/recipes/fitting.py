@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +28,19 @@ from dapcal.distances.choosing import Measured, informative
 from dapcal.distances.projectors import Identity
 from dapcal.errors import NothingToCalibrate
 from dapcal.likelihoods import ClassLikelihood, Likelihood
+from dapcal.posteriors.trees import TreePosterior
 from dapcal.progress import Stages
 from dapcal.recipes.bins import are_numbers
 from dapcal.recipes.boosting import with_trees
 from dapcal.recipes.crossing import crossing, is_crossed
 from dapcal.recipes.crossing import note as crossing_note
 from dapcal.recipes.division import check_rows, check_weights, places
+from dapcal.recipes.estimators import Brought
 from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
 from dapcal.recipes.intervals import Bounds, has_intervals, note, with_intervals
 from dapcal.recipes.noise import with_row_noise
-from dapcal.recipes.posteriors import POSTERIORS, RUNS, Task, Watch, one_thread, options_of
-from dapcal.recipes.recipe import Recipe, maker
+from dapcal.recipes.posteriors import RUNS, Task, Watch, one_thread, options_of, posterior_of
+from dapcal.recipes.recipe import ESTIMATOR, Recipe, maker
 from dapcal.recipes.refit import REFITTED, refitted
 from dapcal.types import DapcalWarning, Posterior
 
@@ -65,6 +67,7 @@ def fit(
     evidence: Sequence[Space] = (),
     bounds: Bounds = NO_BOUNDS,
     weights: Tensor | None = None,
+    estimators: Sequence[Any] = (),
 ) -> Fitted:
     """Hold out rows, train what the recipe names on the others, and calibrate it.
 
@@ -85,7 +88,15 @@ def fit(
         bounds: of the targets, which intervals respect.
         weights: of the rows, (N,), in training and in all that held-out rows choose; for intervals and p-values all
             rows count alike.
+        estimators: for the recipe's posterior "estimator": one of scikit-learn's ensembles of trees that is not fitted,
+            or several; it is fitted in place of networks, and its members are the draws (`dapcal.recipes.estimators`).
     """
+    if bool(estimators) != (recipe.posterior == ESTIMATOR):
+        raise ValueError(
+            f"Expected `estimators` for the posterior {ESTIMATOR!r} alone, got {len(estimators)} for "
+            f"{recipe.posterior!r}; on the command line --estimator names them"
+        )
+    brought = Brought(tuple(estimators), likelihood, outputs) if estimators else None
     data = gather((x.to(recipe.device), y.to(recipe.device)), "x")
     check_rows(data, likelihood)
     data = data._replace(y=likelihood.check(data.x.new_zeros(len(data.x), outputs), data.y))
@@ -106,11 +117,12 @@ def fit(
     watch = Watch(told, "training", RUNS.get(recipe.posterior, recipe.members))
     options = options_of(recipe, len(train.x), chooses, watch)
     learnt = None if weights is None else weights[of_train]
-    task = Task(make_for, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options, learnt)
+    task = Task(make_for, likelihood, (train.x, train.y), (chooses.x, chooses.y), recipe, options, learnt, brought)
     notes: list[str] = []
     with one_thread(), _warnings_to(notes):
-        posterior = POSTERIORS[recipe.posterior](task)
+        posterior = posterior_of(task, watch)
         watch.end()
+        notes += [brought.told(posterior)] if brought is not None and isinstance(posterior, TreePosterior) else []
         for is_asked, changed in (
             (recipe.trees, lambda known: with_trees(known, train, chooses, recipe.seed, learnt)),
             (recipe.row_noise, lambda known: with_row_noise(known, chooses)),
@@ -136,7 +148,7 @@ def fit(
     calibrated = replace(calibrated, notes=(*calibrated.notes, *notes))
     calibrated = with_evidence(calibrated, train, held_out, evidence)
     told("calibrating", 1, 1)
-    if recipe.refit and recipe.posterior in REFITTED:
+    if recipe.refit and recipe.posterior in (*REFITTED, ESTIMATOR):
         with one_thread():
             everything = task._replace(train=(data.x, data.y), weights=weights)
             calibrated = _again(calibrated, everything, watch, (of_train, of_held_out), bounds)
@@ -231,7 +243,7 @@ def _by_gaps(
                 posterior,
                 **given,
                 distance=measured,
-                adjust=adjustments(posterior.likelihood)[name],
+                adjust=gaps.offered[name],
                 loss=InRegions(gaps.at[name]),
             )
         if paired(gaps.none, gaps.at[name](calibrated.factor)).counts:
@@ -252,17 +264,19 @@ def _measured(posterior: Posterior, recipe: Recipe, train: Labelled, chooses: La
 
 def _calibrated(posterior: Posterior, given: _Given, task: Task, chooses: Labelled) -> Calibrated:
     """`calibrate` with its defaults, or what is left of them."""
+    adjust = adjustments(posterior.likelihood, task.recipe)["Inflate"]
     try:
         if task.recipe.points is None:
-            return calibrate(posterior, **given)
+            return calibrate(posterior, adjust=adjust, **given)
         scaled = choose_reference(posterior, chooses, guard=task.recipe.guard).posterior
         measured = _measured(scaled, task.recipe, gather(task.train, "train"), chooses)
-        return calibrate(posterior, distance=measured, **given)
+        return calibrate(posterior, distance=measured, adjust=adjust, **given)
     except NothingToCalibrate:
         # nearly every held-out row has a twin in training, or all have one and the same distance: the table has no
         # typical distance to start a radius at, and no row away from the data
         around = Around(deviation=1.0, seed=given["seed"])
-        return calibrate(posterior, distance=Space(Identity(), radius=None, name="inputs"), ood=around, **given)
+        space = Space(Identity(), radius=None, name="inputs")
+        return calibrate(posterior, distance=space, ood=around, adjust=adjust, **given)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.adjust import Inflate, Revert
+from dapcal.adjust import Inflate, OfTrainingTargets, Revert
 from dapcal.calibration.gap_choice import Read
 from dapcal.calibration.in_domain import in_domain, with_likelihood
 from dapcal.calibration.inputs import HeldOut, OODInputs
@@ -31,7 +31,9 @@ from dapcal.networks import TableNetwork
 from dapcal.posteriors import ensemble, sharing
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.recipes.boosting import same_trees
+from dapcal.recipes.estimators import Brought
 from dapcal.recipes.posteriors import PATIENCE, Task, around, members_of, schedule_of
+from dapcal.recipes.recipe import Recipe
 from dapcal.types import Adjustment, DapcalWarning, Posterior
 
 REGIONS = 12
@@ -50,9 +52,9 @@ SHARING_SHORTER = 0.25  # likewise, where members share weights
 FACTORS = torch.logspace(-4, 4, 65, dtype=torch.float64)  # that are tried, times the unit of the search
 
 
-def adjustments(likelihood: Likelihood) -> dict[str, Adjustment]:
+def adjustments(likelihood: Likelihood, recipe: Recipe) -> dict[str, Adjustment]:
     """What is chosen among, beside no adjustment, from plain to rich."""
-    plain: dict[str, Adjustment] = {"Inflate": Inflate()}
+    plain: dict[str, Adjustment] = {"Inflate": Inflate(limit=OfTrainingTargets(own_spread=recipe.logarithms))}
     return plain if isinstance(likelihood, ClassLikelihood) else {**plain, "Revert": Revert()}
 
 
@@ -62,12 +64,14 @@ class Gaps:
 
     Attributes:
         regions: of the training rows.
+        offered: adjustments by name.
         none: mean log predictive in every region without adjustment, (R,).
         at: by the name of an adjustment, from a factor to the same with it.
         unit: factor at which a typical row of a region is one prior scale away.
     """
 
     regions: tuple[Region, ...]
+    offered: Mapping[str, Adjustment]
     none: Tensor
     at: Mapping[str, Callable[[float], Tensor]]
     unit: float
@@ -150,11 +154,12 @@ def read_gaps(
         seed = task.recipe.seed + 1
         refits = [
             same_trees(one, posterior, part.kept, seed, ROUNDS, part.weights)
-            for part, one in zip(parts, _refits(task, parts, progress), strict=True)
+            for part, one in zip(parts, _refits(task, posterior, parts, progress), strict=True)
         ]
         refits = [_with_noise_of(posterior, one) for one in refits]
         scaled = scaled or isinstance(posterior.likelihood, NormalLikelihood)
-        found = [_found(*pair, spaces, scaled, share) for pair in zip(parts, refits, strict=True)]
+        offered = adjustments(posterior.likelihood, task.recipe)
+        found = [_found(*pair, offered, spaces, scaled, share) for pair in zip(parts, refits, strict=True)]
     kept = [(part, one) for part, one in zip(parts, found, strict=True) if one is not None]
     away = torch.cat([one.away for _, one in kept]) if kept else torch.empty(0)
     if len(kept) < FEWEST_REGIONS or not len(away):
@@ -166,6 +171,7 @@ def read_gaps(
     names = kept[0][1].at
     return Gaps(
         regions=tuple(part.region for part, _ in kept),
+        offered=offered,
         none=at(next(iter(names)))(0.0),  # at distance 0 every adjustment gives back the base posterior
         at={name: at(name) for name in names},
         unit=1 / float(away.median()),
@@ -183,10 +189,14 @@ def _part(train: Labelled, region: Region, generator: torch.Generator, weights: 
     return _Part(region, missing_rows, ordinary, kept, None if weights is None else weights[rows[2].to(weights.device)])
 
 
-def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]) -> list[Posterior]:
+def _refits(
+    task: Task, posterior: Posterior, parts: list[_Part], progress: Callable[[int, int], None]
+) -> list[Posterior]:
     """A posterior of the recipe's kind for each region, its networks trained side by side."""
     recipe = task.recipe
     rows = len(parts[0].kept.x)
+    if task.brought is not None:
+        return _brought(task, posterior, task.brought, parts, progress)
     batch_size, epochs = schedule_of(recipe, rows)
     members, shorter = members_of(recipe), SHARING_SHORTER if recipe.posterior == "tabm" else SHORTER
     if rows > WHOLE:
@@ -213,6 +223,21 @@ def _refits(task: Task, parts: list[_Part], progress: Callable[[int, int], None]
         progress=progress,
     )
     return [_around(task, part, one, epochs, patience) for part, one in zip(parts, started, strict=True)]
+
+
+def _brought(
+    task: Task, posterior: Posterior, brought: Brought, parts: list[_Part], progress: Callable[[int, int], None]
+) -> list[Posterior]:
+    """Estimators fitted to the rows that are kept; where these are of one class, which is not read, the posterior."""
+    recipe, found = task.recipe, list[Posterior]()
+    for place, part in enumerate(parts):
+        progress(place, len(parts))
+        members = recipe.members if len(part.kept.x) <= WHOLE else min(recipe.members, MEMBERS)
+        varies = len(part.kept.y.unique(dim=0)) > 1
+        own = brought.fit(part.kept, members=members, seed=recipe.seed + 1, weights=part.weights) if varies else None
+        found.append(own or posterior)
+    progress(len(parts), len(parts))
+    return found
 
 
 def _sharing(
@@ -273,7 +298,14 @@ class _Found(NamedTuple):
     away: Tensor  # pre-distances beyond 0, in prior scales
 
 
-def _found(part: _Part, posterior: Posterior, spaces: tuple[Space, ...], scaled: bool, share: float) -> _Found | None:
+def _found(
+    part: _Part,
+    posterior: Posterior,
+    offered: Mapping[str, Adjustment],
+    spaces: tuple[Space, ...],
+    scaled: bool,
+    share: float,
+) -> _Found | None:
     if len(part.kept.y.unique(dim=0)) < 2:  # all that vary were left out
         return None
     if scaled:
@@ -291,4 +323,4 @@ def _found(part: _Part, posterior: Posterior, spaces: tuple[Space, ...], scaled:
 
     lead = 1.0 if posterior.prior is None else posterior.prior.lead
     away = lead * d0[d0 > 0].double().cpu()
-    return _Found({name: read(adjust) for name, adjust in adjustments(likelihood).items()}, away)
+    return _Found({name: read(adjust) for name, adjust in offered.items()}, away)

@@ -9,14 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.calibration.in_domain import with_likelihood
 from dapcal.data import Labelled
 from dapcal.likelihoods import Gaussian, VaryingNoise, log_normal, places
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.posteriors.trees import TreePosterior
 from dapcal.types import Posterior
 
 FEWEST = 30  # held-out rows
 KNOTS = (0.05, 0.275, 0.5, 0.725, 0.95)  # quantiles of the predictions
 STIFFNESS = 16.0  # 1/variance of the prior on changes of log noise: few rows change it little
+_LEAST_NOISE = 0.05  # share of the residuals' variance that is noise, whatever members say of themselves
 _LEAST = 1e-6  # standard deviations of the target that draws count as apart, at least
 
 
@@ -33,7 +36,10 @@ def with_row_noise(posterior: Posterior, rows: Labelled) -> tuple[Posterior, str
         rows: held-out rows that choose.
     """
     likelihood = posterior.likelihood
-    if not isinstance(posterior, NetworkPosterior) or not isinstance(likelihood, Gaussian) or posterior.linear:
+    by_members = isinstance(posterior, TreePosterior) or (
+        isinstance(posterior, NetworkPosterior) and not posterior.linear
+    )
+    if not (by_members and isinstance(likelihood, Gaussian)):
         return posterior, None
     seen = _seen(posterior.outputs(rows.x), rows.y)
     if len(seen.squared) < FEWEST or seen.shape.shape[1] < 3:
@@ -50,7 +56,14 @@ def with_row_noise(posterior: Posterior, rows: Labelled) -> tuple[Posterior, str
     told = (
         f"noise depends on the row: it is {high / low:.1f} times as large at the 90 % as at the 10 % quantile of rows"
     )
-    return replace(posterior, likelihood=changed), told
+    return with_likelihood(posterior, changed), told
+
+
+def beyond_spread(likelihood: Gaussian, outputs: Tensor, y: Tensor) -> Gaussian:
+    """As much noise as residuals have beyond the members' spread."""
+    squared = (outputs.mean(0) - y).double().square().mean().clamp_min(_LEAST**2)
+    spread = outputs.double().var(0, correction=0).mean()
+    return replace(likelihood, noise=float(torch.maximum(squared - spread, _LEAST_NOISE * squared).sqrt()))
 
 
 def log_prob_by_halves(prediction: Tensor, y: Tensor) -> Tensor:

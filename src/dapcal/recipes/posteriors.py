@@ -17,7 +17,9 @@ from dapcal.networks import TableNetwork
 from dapcal.posteriors import dropout, ensemble, laplace, sharing, swag, variational
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
+from dapcal.posteriors.trees import TreePosterior
 from dapcal.progress import Epoch, Stages
+from dapcal.recipes.estimators import Brought
 from dapcal.recipes.recipe import Recipe
 from dapcal.types import Posterior
 
@@ -42,6 +44,7 @@ class Task(NamedTuple):
     recipe: Recipe
     options: Options
     weights: Tensor | None = None  # of the training rows
+    brought: Brought | None = None  # estimators in place of networks
 
     @property
     def make(self) -> Callable[[], nn.Module]:
@@ -95,6 +98,11 @@ class Watch:
             self.best[-1] = min(self.best[-1], (epoch.held_out_nll, epoch.number))
         self.total = self.runs * epoch.total
         self.progress(self.stage, (len(self.best) - 1) * epoch.total + epoch.number, self.total)
+
+    def count(self, done: int, total: int) -> None:
+        """Take note of other steps than epochs."""
+        self.total = total
+        self.progress(self.stage, done, total)
 
     def end(self) -> None:
         """All is done, even where networks have stopped early."""
@@ -161,6 +169,20 @@ def around(task: Task, trained: NetworkPosterior) -> Posterior:
     return _AROUND[task.recipe.posterior](task, trained)
 
 
+def brought(task: Task, watch: Watch) -> TreePosterior:
+    """Estimators that were given, fitted to the training rows."""
+    assert task.brought is not None
+    rows, recipe = gather(task.train, "train"), task.recipe
+    return task.brought.fit(rows, members=recipe.members, seed=recipe.seed, weights=task.weights, progress=watch.count)
+
+
+def posterior_of(task: Task, watch: Watch) -> Posterior:
+    """What the recipe names, or estimators in its place, with noise as the watched rows have it."""
+    if task.brought is None:
+        return POSTERIORS[task.recipe.posterior](task)
+    return task.brought.with_noise(brought(task, watch), gather(task.watched, "watched"))
+
+
 def _made(task: Task) -> Posterior:
     return around(task, networks(task, members_of(task.recipe)))
 
@@ -217,6 +239,6 @@ _AROUND: dict[str, Callable[[Task, NetworkPosterior], Posterior]] = {
 }
 
 POSTERIORS: dict[str, Callable[[Task], Posterior]] = {"tabm": sharing_members, **dict.fromkeys(_AROUND, _made)}
-"""By the name that a recipe has for it."""
+"""Of networks, by the name that a recipe has for it."""
 
 RUNS = {"tabm": 1, "laplace": 1, "variational": 2, "swag": 2, "dropout": 1}  # times that a network is trained

@@ -10,11 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from dapcal.data import Labelled
-from dapcal.networks import TableNetwork
+from dapcal.networks import TableNetwork, Tempered
 from dapcal.recipes.bins import EDGES, are_numbers
 
 NAMES = ("ensemble", "tabm", "laplace", "variational", "swag", "dropout")
-"""Of posteriors."""
+"""Of posteriors that are networks."""
+
+ESTIMATOR = "estimator"
+"""Of a posterior whose draws are those of an estimator that is given to `dapcal.recipes.fit`."""
 
 _LEFT_OPEN: dict[str, dict[str, Any]] = {
     "tabm": {"hidden": (96, 96), "members": 8, "learning_rate": 2e-3},
@@ -27,14 +30,14 @@ class Recipe:
     """How a posterior is fitted to a table: all that a file needs to build the network again.
 
     Args:
-        posterior: one of `NAMES`.
+        posterior: one of `NAMES`, or `ESTIMATOR`, which heeds nothing that is said of networks.
         hidden: widths of the hidden layers; None: 64, 64 (tabm: 96, 96).
         epochs: passes over the training rows, of every network; None: as many as make 1,000 steps, at least 20 (tabm:
             40 to 150, by the number of rows).
         learning_rate: of Adam, at the start; None: 0.003 (tabm: 0.002).
         batch_size: rows in a step; None: a tenth of the training rows, from 16 to 256 (tabm: a twentieth, to 128).
         prior_scale: σ0 of the weights; smaller regularises more.
-        members: networks of an ensemble; None: 5 (tabm: 8).
+        members: networks of an ensemble, or how often an estimator without members is fitted; None: 5 (tabm: 8).
         draws: S, of the other posteriors.
         dropout: rate after every hidden layer, of the posterior of that name and of tabm.
         bins: at most, that tabm places a number in.
@@ -53,6 +56,8 @@ class Recipe:
             predicted worst.
         points: training rows that distances are measured from, at most, spread over all of them (a coreset): new rows
             are then answered sooner, and notes say what that changes; None: all.
+        logarithms: targets are logarithms, in which a line runs away far from the data: numbers enter networks
+            `Tempered` (tabm bounds them anyway), and distance widens no further than the targets themselves spread.
         seed: of the split, initial weights, batches and draws.
         device: where training and predictions run.
     """
@@ -77,11 +82,12 @@ class Recipe:
     refit: bool = True
     fast: bool = False
     points: int | None = None
+    logarithms: bool = False
     seed: int = 0
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.posterior not in NAMES:
+        if self.posterior not in (*NAMES, ESTIMATOR):
             raise ValueError(f"Expected `posterior` as one of {', '.join(NAMES)}, got {self.posterior!r}")
         for name, value in _LEFT_OPEN.get(self.posterior, _ELSE).items():
             if getattr(self, name) is None:
@@ -120,7 +126,7 @@ def network(inputs: int, outputs: int, recipe: Recipe, numbers: int = 0) -> nn.M
     if recipe.posterior == "tabm":
         shape = (numbers, recipe.bins, recipe.embedding)
         return TableNetwork(inputs, outputs, recipe.hidden, *shape, recipe.dropout)
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [Tempered()] if recipe.logarithms else []
     for before, after in pairwise((inputs, *recipe.hidden)):
         layers += [nn.Linear(before, after), nn.ReLU()]
         if recipe.posterior == "dropout":

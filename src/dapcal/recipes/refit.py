@@ -9,7 +9,7 @@ from dapcal.data import gather
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, cosine
 from dapcal.recipes.boosting import same_trees
-from dapcal.recipes.posteriors import Task, Watch, networks, sharing_members
+from dapcal.recipes.posteriors import Task, Watch, brought, networks, sharing_members
 from dapcal.types import Posterior
 
 REFITTED = ("ensemble", "tabm")  # posteriors that can be
@@ -24,6 +24,10 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch, which: str = "all
         watch: what it has seen of the old members' epochs.
         which: rows those are, in words.
     """
+    again_on = Watch(watch.progress, "training on all rows", watch.runs)
+    if task.brought is not None:
+        new = replace(calibrated.posterior, forest=brought(task, again_on).forest)  # type: ignore[type-var]
+        return replaced(calibrated, new, f"{task.brought.name} fitted again to {which}")
     epochs = best_epoch(watch)
     share = epochs / task.options["epochs"]
     again: Options = {
@@ -31,12 +35,12 @@ def refitted(calibrated: Calibrated, task: Task, watch: Watch, which: str = "all
         "schedule": lambda optimizer, steps: cosine(optimizer, round(steps / share)),  # stops where the old ones did
         "held_out": None,
         "patience": None,
-        "progress": Watch(watch.progress, "training on all rows", watch.runs),
+        "progress": again_on,
     }
     old = calibrated.posterior
     assert isinstance(old, NetworkPosterior)
-    new = _members(task, again, old)
-    new_trees = same_trees(new, old, gather(task.train, "train"), task.recipe.seed, weights=task.weights)
+    members = _members(task, again, old)
+    new_trees = same_trees(members, old, gather(task.train, "train"), task.recipe.seed, weights=task.weights)
     return replaced(calibrated, new_trees, f"networks trained again on {which}, {epochs} epochs each")
 
 

@@ -34,10 +34,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapcal.tables.values import numbers, texts
+from dapcal.visible import brief
 
 MAX_LEVELS = 50
 UNKNOWN = 4.0
-_LONGEST = 60  # characters of a name that somebody made up
 LIMIT = 1e6  # standard deviations; squares of squares of it still fit into float32
 
 
@@ -176,8 +176,7 @@ def find(table: pa.Table, name: str) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """Names as errors and notes list them, the first ten, and of each its beginning."""
-    cut = (name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…" for name in names[:10])
-    return ", ".join(cut) + (", …" if len(names) > 10 else "") or "none"
+    return ", ".join(map(brief, names[:10])) + (", …" if len(names) > 10 else "") or "none"
 
 
 def all_of(problems: Mapping[str, str]) -> str:
@@ -188,10 +187,10 @@ def all_of(problems: Mapping[str, str]) -> str:
     return f"{len(problems)} columns cannot be used: {told}; --drop-unusable leaves all of them out"
 
 
-def nearest(name: str, names: Sequence[str]) -> str | None:
-    """The name that was probably meant, whatever its capitals."""
+def nearest(name: str, names: Sequence[str], alike: float = 0.6) -> str | None:
+    """The name that was probably meant, whatever its capitals: of those that are so much `alike` (from 0 to 1)."""
     lower = {other.lower(): other for other in names}
-    return next((lower[other] for other in get_close_matches(name.lower(), lower, 1)), None)
+    return next((lower[other] for other in get_close_matches(name.lower(), lower, 1, alike)), None)
 
 
 def readable(value: float, scale: float) -> str:

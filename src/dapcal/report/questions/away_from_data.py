@@ -97,7 +97,7 @@ def section(examples: Examples, found: AwayFromData) -> str:
     ]
     note = (
         "Right of the line an example is flagged. The score adds up the distances and the model’s own doubt, each with "
-        "its weight."
+        f"its weight.{_beside(examples)}"
     )
     if not found.has_flags:
         note = "Too few held-out examples for a p-value of 0.05, so there is no line."
@@ -111,14 +111,24 @@ def section(examples: Examples, found: AwayFromData) -> str:
     )
 
 
+def _has_columns(examples: Examples) -> bool:
+    """Whether checks of single columns stand beside the sum of the other evidence."""
+    return examples.subject.calibrated.evidence.beside > 0
+
+
+def _beside(examples: Examples) -> str:
+    return " One unusual column, or a very large distance, is enough beside that sum." if _has_columns(examples) else ""
+
+
 def flags(examples: Examples, found: AwayFromData) -> str:
     """What the table is of."""
-    reason = (
-        " A flag is put down to the most unusual piece of evidence: the model’s doubt (ambiguous) or a distance (far)."
+    doubt = (
+        "the model’s doubt (ambiguous)"
         if examples.subject.is_classification
-        else " A flag is put down to the most unusual piece of evidence: disagreement of the draws (uncertain) or a "
-        "distance (far)."
+        else ("disagreement of the draws (uncertain)")
     )
+    pieces = [doubt, "a distance (far)", *(["the values of single columns"] if _has_columns(examples) else [])]
+    reason = f" A flag is put down to the most unusual piece of evidence: {', '.join(pieces[:-1])} or {pieces[-1]}."
     made_up = (
         " All but the first line are made-up examples, as no further data were given." if examples.is_made_up else ""
     )

@@ -34,7 +34,7 @@ def section(choice: GapChoice | None) -> str:
         + table("Gain in log predictive over no adjustment, nats a row", ("regions", *names), tuple(rows))
         + paragraph(
             f"Each region is a third of the training rows, {along} along single columns and "
-            f"{len(choice.regions) - along} along random directions; networks of the same kind were trained without "
+            f"{len(choice.regions) - along} along random directions; models of the same kind were trained without "
             "it, and asked about it. Each region counts once; ± is one standard error over regions. An adjustment is "
             "taken where its gain exceeds it. Middle thirds of single columns have the form of the UCI gap benchmark, "
             "so numbers on that benchmark are no independent test of this choice.",
