@@ -41,7 +41,7 @@ COARSE = frozenset(
     for name in (
         "against_targets", "any_network", "architectures", "artifact", "bad_input", "calibrated", "class_gaussian",
         "cli_networks", "cli_serve", "cli_tables", "cli_tables_refused", "cli_targets", "column_effects", "contract",
-        "counts", "deploy", "dropout", "ensemble", "evidence", "excel", "explain", "hostile_tables", "inputs",
+        "cifar", "counts", "deploy", "dropout", "ensemble", "evidence", "excel", "explain", "hostile_tables", "inputs",
         "invariance", "members", "network_model", "no_harm", "one_pass", "plain_network",
         "recipes", "report", "report_page", "revert", "sgmcmc", "signing", "sklearn", "sklearn_frames", "swag",
         "table_model", "trained_detectors", "uci_gap", "unusable", "unusual", "vogn",

@@ -95,6 +95,15 @@ def test_ddu_is_scipys_mixture_of_class_gaussians(case):
     )  # saturated features feel the jitter
 
 
+def test_ddu_of_unit_features_is_that_of_features_of_length_one(case):
+    network, (x, y), test = case
+    learnt, points = (nn.functional.normalize(seen(network, some)[0]) for some in (x, test))
+    width = learnt.shape[1]
+    expected = ddu.fit(nn.Sequential(nn.Linear(width, 3).double()), (learnt, y))(points)
+    torch.testing.assert_close(ddu.fit(network, (x, y), unit=True)(test), expected)
+    assert not torch.allclose(ddu.fit(network, (x, y))(test), expected)
+
+
 def test_ddu_shrinks_each_class_by_default(case):
     network, (x, y), test = case
     features, _ = seen(network, x)

@@ -38,9 +38,8 @@ from typer.testing import CliRunner
 import dapcal
 from cases import trace_once
 from dapcal.cli import app
-from dapcal.experiments.page.choosing import ADJUSTMENTS, GAP_POSTERIORS, POSTERIORS, SCORES, choosing_page
+from dapcal.experiments.page.choosing import ADJUSTMENTS, COMPARED, GAP_POSTERIORS, POSTERIORS, SCORES, choosing_page
 from dapcal.experiments.page.files import ImageResults, read_images
-from dapcal.experiments.published import IMAGES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -276,7 +275,7 @@ def test_choosing_is_what_the_result_files_give():
 
 
 def test_choosing_recommends_what_the_numbers_say():
-    images = [found for name in IMAGES if (found := read_images(ROOT / "results", name)) is not None]
+    images = [found for name in COMPARED if (found := read_images(ROOT / "results", name)) is not None]
 
     def nll(found: ImageResults, row: str) -> float:
         return mean(found.rows[row].values("test", "nll"))

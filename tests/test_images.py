@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cases import coarsely
 from dapcal import calibrate
+from dapcal.distances import FittedSpace
 from dapcal.experiments.images import bench as image_bench
 from dapcal.experiments.images import measurement
 from dapcal.experiments.images import methods as image_methods
@@ -110,7 +111,7 @@ def test_a_row_does_not_depend_on_those_before_it(finished):
     for name in reversed(methods(task.outside)):
         with coarsely():
             again = image_run._row(name, Bench(task, 0, work, "cpu"))
-        kept = json.loads(image_run._path(work, name).read_text(encoding="utf-8"))
+        kept = json.loads(image_run.row_path(work, name).read_text(encoding="utf-8"))
         del again["seconds"], kept["seconds"], kept["row"]
         assert json.loads(json.dumps(again)) == kept, name
 
@@ -119,7 +120,7 @@ def test_a_row_does_not_depend_on_those_before_it(finished):
 def test_rows_have_a_known_part_and_a_file_of_their_own(task: ImageTask):
     rows = methods(task.outside)
     assert {method.part for method in rows.values()} == set(PARTS)
-    files = {image_run._path(Path(), name) for name in rows}
+    files = {image_run.row_path(Path(), name) for name in rows}
     assert len(files) == len(rows)
     assert set(image_run.DRAWN) <= set(rows)
 
@@ -205,8 +206,8 @@ def test_our_row_is_calibrate_with_all_defaults(bench: Bench, posterior: str):
                     assert torch.equal(ours.log_probs, theirs.log_probs)
 
 
-def plainly(space: image_bench.FittedSpace, x: Tensor) -> Tensor:
-    return image_bench.FittedSpace(space.name, space.projector, space.metric, space.radius).raw(x)
+def plainly(space: FittedSpace, x: Tensor) -> Tensor:
+    return FittedSpace(space.name, space.projector, space.metric, space.radius).raw(x)
 
 
 def test_distances_are_computed_once(bench: Bench, monkeypatch):

@@ -27,15 +27,18 @@ def demo(
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help="two-moons, sinusoid, posteriors, uci-gap, no-harm, mnist or fashion-mnist.")
+        str, typer.Argument(help="two-moons, sinusoid, posteriors, uci-gap, no-harm, mnist, fashion-mnist or cifar10.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for numbers, figures and page.")] = Path("dapcal-results"),
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws; the first of several.")] = 0,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (mnist, fashion-mnist).")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu or cuda (mnist, fashion-mnist).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (of images).")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (of images).")] = None,
     parts: Annotated[str | None, typer.Option(help="Parts of the tables, e.g. paper,ours (as above).")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one for each core.")] = None,
     full: Annotated[bool | None, typer.Option("--full", help="All that is left out to save time.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Begin nothing after so many; the same command goes on (cifar10).")
+    ] = None,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
@@ -52,7 +55,9 @@ def reproduce(
 
     if name not in EXPERIMENTS:
         raise end(f"There is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}.", WRONG)
-    given: dict[str, Any] = {"seeds": seeds, "device": device, "parts": parts, "jobs": jobs, "full": full}
+    given: dict[str, Any] = {
+        "seeds": seeds, "device": device, "parts": parts, "jobs": jobs, "full": full, "minutes": minutes,
+    }  # fmt: skip
     known = EXPERIMENTS[name].options
     for option, value in given.items():
         if value is not None and option not in known:
@@ -94,15 +99,16 @@ def _run(
             options |= {"jobs": max(cluster.workers, 2), "elsewhere": cluster.submit}  # of one job nothing leaves here
             out = out.resolve()
         try:
-            page = _write(names, out, seed, options, said)
+            page, unfinished = _write(names, out, seed, options, said)
         except KeyboardInterrupt:
             raise end("Interrupted; the same command goes on from what is finished.", 130) from None
         except (ImportError, ValueError, OSError) as error:  # these say what to do
             raise end(str(error), FAILED) from error
-        said.result({"page": str(page)}, str(page))
+        said.result({"page": str(page)} | ({"unfinished": unfinished} if unfinished else {}), str(page))
 
 
-def _write(names: list[str], out: Path, seed: int, options: dict[str, Any], said: Output) -> Path:
+def _write(names: list[str], out: Path, seed: int, options: dict[str, Any], said: Output) -> tuple[Path, int]:
+    """The page, and how many rows are still to come."""
     from dapcal.experiments import EXPERIMENTS
     from dapcal.experiments.records import Run
     from dapcal.experiments.runner import run_and_write, write_page
@@ -115,7 +121,7 @@ def _write(names: list[str], out: Path, seed: int, options: dict[str, Any], said
         )
         outcome = run_and_write(name, experiment, out, run)
         outcomes[name] = (experiment, outcome)
-    return write_page(out, outcomes)
+    return write_page(out, outcomes), sum(outcome.unfinished for _, outcome in outcomes.values())
 
 
 def _reporter(said: Output, title: str) -> Stages:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from dapcal.networks import execution_order
@@ -49,7 +50,8 @@ def outputs_of(network: nn.Module, names: Sequence[str]) -> Iterator[dict[str, T
 
 
 def as_points(layer: nn.Module, output: Tensor) -> Tensor:
-    """What a layer gave as (N, P), averaged over places: those of a convolution's map, or tokens."""
+    """What a layer gave as (N, P), averaged over places: those of a convolution's map, or tokens; at least float32."""
+    output = output.to(torch.promote_types(output.dtype, torch.float32))
     if output.ndim <= 2:
         return output
     return output.flatten(1, -2).mean(1) if isinstance(layer, nn.Linear) else output.flatten(2).mean(2)

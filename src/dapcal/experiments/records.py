@@ -34,6 +34,7 @@ class Outcome(NamedTuple):
 
     numbers: dict[str, Any]
     pictures: list[Picture]
+    unfinished: int = 0  # rows that are still to come, where a run was told to stop before
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Run:
         parts: of its table that are made, where an experiment has several; None for all.
         jobs: processes at a time.
         full: without what was cut to save time.
+        minutes: after which nothing more is begun; None: until all is done.
+        kept: folder for what is worth keeping beside the result file; None: nowhere.
         elsewhere: takes calls in place of processes of this machine; None: nobody.
         progress: told of steps done.
         say: told of finished parts, one line each.
@@ -60,6 +63,8 @@ class Run:
     parts: tuple[str, ...] | None = None
     jobs: int = 1
     full: bool = False
+    minutes: float | None = None
+    kept: Path | None = None
     elsewhere: Callable[..., Future[Any]] | None = None
     progress: Stages = lambda *_: None
     say: Callable[[str], None] = lambda _: None

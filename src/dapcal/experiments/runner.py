@@ -20,11 +20,11 @@ def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> 
     """Run one experiment and write `name.json` and its figures; every file is complete or absent.
 
     What a long experiment has finished lies in the run's work folder, from which a killed run goes on; it is removed
-    when all is written.
+    when all is written. A run that stops by itself before that writes the numbers that there are, and keeps it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_parts(folder)
-    run = replace(run, work=run.work / name)
+    run = replace(run, work=run.work / name, kept=folder / name)
     _check_device(run.device)
     _check_work(experiment, run)
     outcome = experiment.run(run)
@@ -32,6 +32,8 @@ def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> 
         with complete_or_absent(folder / f"{name}-{picture.name}.png") as part:
             picture.figure.savefig(part, format="png")
     write_text(folder / f"{name}.json", as_json(outcome.numbers))
+    if outcome.unfinished:
+        return outcome
     shutil.rmtree(run.work)
     if not any(run.work.parent.iterdir()):
         run.work.parent.rmdir()
@@ -66,7 +68,8 @@ def _check_device(device: str) -> None:
 def _check_work(experiment: Experiment, run: Run) -> None:
     """Unfinished work is gone on from only where everything that its numbers depend on is the same."""
     told = {"version": __version__, "seed": run.seed, **{option: getattr(run, option) for option in experiment.options}}
-    told.pop("jobs", None)  # changes the time it takes, and nothing else
+    for option in ("jobs", "minutes"):  # change the time it takes, and nothing else
+        told.pop(option, None)
     words = json.dumps(told | {"settings": experiment.settings}, indent=1, default=str)
     mark = run.work / "settings.json"
     run.work.mkdir(parents=True, exist_ok=True)

@@ -15,11 +15,12 @@ from dapcal.calibration.inputs import Given, Misclassified
 from dapcal.calibration.reference import choose_reference
 from dapcal.data import Labelled, split
 from dapcal.detectors import spectral
-from dapcal.distances import Distance, FittedSpace, Space
+from dapcal.distances import Distance, Space
 from dapcal.distances.choosing import Measured, informative
-from dapcal.distances.projectors import Features, Identity
+from dapcal.distances.projectors import Features
 from dapcal.ensembles import evaluated
 from dapcal.experiments.datasets import fashion_mnist, like_mnist, mnist, omniglot, svhn
+from dapcal.experiments.images.memory import Memory, remembering
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import dropout, ensemble, laplace, swag, variational
 from dapcal.posteriors import map as map_posterior
@@ -59,7 +60,7 @@ class ImageTask:
 
     inside: str
     outside: tuple[str, ...]
-    network: Callable[[float], nn.Sequential]
+    network: Callable[[float], nn.Module]
     epochs: int
     batch_size: int
     learning_rate: float
@@ -70,6 +71,26 @@ class ImageTask:
     held_out: int = 1000
     dropout: float = 0.1
     bound: float = 3.0
+
+
+Parts = tuple[Tensor, Tensor]
+"""Images (N, C, H, W) and labels (N,)."""
+
+
+class Readout(NamedTuple):
+    """What detectors of features look at: a network with images, or its last layer with features, which is the same.
+
+    Attributes:
+        network: ends in a linear layer.
+        train: what enters the network at the training images, and their labels.
+        held_out: the same of held-out images.
+        at: what enters the network at some images.
+    """
+
+    network: nn.Module
+    train: Parts
+    held_out: Parts
+    at: Callable[[Tensor], Tensor]
 
 
 class Bench:
@@ -84,12 +105,8 @@ class Bench:
 
     def __init__(self, task: ImageTask, seed: int, work: Path, device: str) -> None:
         self.task, self.seed, self.work, self.device = task, seed, work, device
-        images = INSIDE[task.inside]
-        x, y = self._loaded("train", images)
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(device)
-        held, rest = order[: task.held_out], order[task.held_out :]
-        self.train, self.held_out, self.test = (x[rest], y[rest]), (x[held], y[held]), self._loaded("test", images)
         self.likelihood = Categorical()
+        self.train, self.held_out, self.test = self._parts()
 
     @cached_property
     def outside(self) -> dict[str, Tensor]:
@@ -175,7 +192,12 @@ class Bench:
         """Mean-field posterior, started from the spectrally normalised network."""
         return self._variational(self.spectral.network, "spectral-variational")
 
-    def network(self, seed: int, rate: float = 0.0) -> nn.Sequential:
+    @property
+    def readout(self) -> Readout:
+        """Of the MAP network."""
+        return Readout(self.map.network, self.train, self.held_out, lambda x: x)
+
+    def network(self, seed: int, rate: float = 0.0) -> nn.Module:
         """A new network with weights from a seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -194,20 +216,13 @@ class Bench:
         """Distances between the features of one network, without radius: of the MAP network, the paper's."""
         space = Space(Features().fit_projector(self.train[0][:1], point), radius=None, name="features")
         fitted = space.fit(self.train[0], self._first_half.x, point)
-        return self.remembered(Measured((space,), Distance((fitted,)), (), ()))
+        return remembering(Measured((space,), Distance((fitted,)), (), ()), self.memory)
 
     def measured(self, posterior: Posterior) -> Measured:
         """The default distance of a posterior, as `calibrate` finds it."""
         reference = choose_reference(posterior, self._first_half)  # `calibrate` finds the same, and measures with it
-        return self.remembered(informative(reference.posterior, self.train[0], self._first_half, targets=self.train[1]))
-
-    def remembered(self, measured: Measured) -> Measured:
-        """The same, but no distance of a test image is computed twice."""
-        spaces, further = (
-            tuple(_remembering(space, self._memory) for space in several)
-            for several in (measured.distance.spaces, measured.further)
-        )
-        return measured._replace(distance=Distance(spaces), further=further)
+        found = informative(reference.posterior, self.train[0], self._first_half, targets=self.train[1])
+        return remembering(found, self.memory)
 
     def wrong(self, posterior: Posterior) -> Given:
         """Held-out images that are misclassified, of all that are held out: what the paper calibrates on."""
@@ -217,8 +232,9 @@ class Bench:
         return Given(chosen.x, chosen.y)
 
     @cached_property
-    def _memory(self) -> _Memory:
-        return _Memory({t.untyped_storage().data_ptr(): t for t in (self.test[0], *self.outside.values())}, {})
+    def memory(self) -> Memory:
+        """Of what is computed of test images and of those outside."""
+        return Memory((self.test[0], *self.outside.values()))
 
     @cached_property
     def _first_half(self) -> Labelled:
@@ -233,35 +249,13 @@ class Bench:
         options: Options = {**self.options(name), "learning_rate": self.task.variational_rate}
         return variational.fit(model, self.likelihood, self.train, draws=self.task.draws, seed=self.seed, **options)
 
-    def _loaded(self, part: str, images: Callable) -> tuple[Tensor, Tensor]:
-        found = images(part)
+    def _parts(self) -> tuple[Parts, Parts, Parts]:
+        """To train on, held out (drawn by the seed), and to test on."""
+        (x, y), test = self._loaded("train"), self._loaded("test")
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(self.seed)).to(self.device)
+        held, rest = order[: self.task.held_out], order[self.task.held_out :]
+        return (x[rest], y[rest]), (x[held], y[held]), test
+
+    def _loaded(self, part: str) -> Parts:
+        found = INSIDE[self.task.inside](part)
         return like_mnist(found).to(self.device), found.y.to(self.device)
-
-
-class _Memory(NamedTuple):
-    """Distances of parts of tensors, by space, address, shape and strides."""
-
-    kept: dict[int, Tensor]  # by address; kept, since a freed tensor's address becomes another's
-    known: dict[tuple[object, int, torch.Size, tuple[int, ...]], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class _Remembering(FittedSpace):
-    """Spaces of one key share what they remember."""
-
-    key: object
-    memory: _Memory
-
-    def raw(self, x: Tensor) -> Tensor:
-        """Distance before the radius, (N,)."""
-        if x.untyped_storage().data_ptr() not in self.memory.kept:
-            return super().raw(x)
-        place = (self.key, x.data_ptr(), x.shape, x.stride())
-        if place not in self.memory.known:
-            self.memory.known[place] = super().raw(x)
-        return self.memory.known[place]
-
-
-def _remembering(space: FittedSpace, memory: _Memory) -> FittedSpace:
-    key = "inputs" if isinstance(space.projector, Identity) else space
-    return _Remembering(space.name, space.projector, space.metric, space.radius, key, memory)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,18 +13,36 @@ from torch import Tensor
 
 from dapcal import metrics
 from dapcal.experiments.images.bench import Bench
-from dapcal.experiments.images.methods import Answer, Fitted
+from dapcal.experiments.images.methods import Answer, Fitted, Method
 from dapcal.experiments.records import with_leaves
+from dapcal.types import DapcalWarning
 
 BATCH = 2000  # images at a time
 BINS = 60
 
 
-def measured(fitted: Fitted, bench: Bench, curves: bool) -> dict[str, Any]:
+Keep = Callable[[dict[str, Answer]], None]
+"""Takes what a method said of the test images ("test") and of those outside, by their names."""
+
+
+def make_row(method: Method, bench: Bench, curves: bool, keep: Keep = lambda _: None) -> dict[str, Any]:
+    """Fit a method and measure it; what it warned of and how long it took stands beside its numbers."""
+    started = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DapcalWarning)
+        fitted = method.fit(bench)
+        with torch.no_grad():
+            numbers = measured(fitted, bench, curves, keep)
+    said = sorted({str(w.message) for w in caught if issubclass(w.category, DapcalWarning)})
+    return numbers | {"warnings": said, "seconds": round(time.perf_counter() - started, 1)}
+
+
+def measured(fitted: Fitted, bench: Bench, curves: bool, keep: Keep = lambda _: None) -> dict[str, Any]:
     """All metrics of one row."""
     x, y = bench.test
     inside = _answers(fitted, x)
     outside = {name: _answers(fitted, images) for name, images in bench.outside.items()}
+    keep({"test": inside, **outside})
     numbers: dict[str, Any] = {"facts": fitted.facts}
     if inside.log_probs is not None:
         numbers["test"] = _test(inside.log_probs, y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from dapcal.adjust import MomentMatched, Reweight, Transport
 from dapcal.calibrate import Calibrated, calibrate
 from dapcal.detectors import dac, ddu, due, duq, fdbd, gapa, knn, logits, mahalanobis, odin, sngp, temperature, vim
 from dapcal.ensembles import seen
-from dapcal.experiments.images.bench import Bench
+from dapcal.experiments.images.bench import Bench, Readout
 from dapcal.experiments.records import curve_numbers
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.predictive import Prediction
@@ -119,30 +119,40 @@ def _weights(prediction: Prediction) -> dict[str, Tensor]:
     return {"total weight": found.total_weight, "ESS": found.ess, "Pareto k": found.pareto_k}
 
 
-def _score(fit: Callable[[Bench], Any], *facts: str) -> Callable[[Bench], Fitted]:
+def scored(fit: Callable[[Bench], Any], *facts: str) -> Callable[[Bench], Fitted]:
     """A detector: one score, and probabilities where it has some."""
+    return lambda bench: _detecting(fit(bench), lambda x: x, facts)
+
+
+def read_out(fit: Callable[[Readout], Any], *facts: str) -> Callable[[Bench], Fitted]:
+    """A detector of the MAP network's features."""
 
     def fitted(bench: Bench) -> Fitted:
-        detector = fit(bench)
-        probs = getattr(detector, "probs", None)
-
-        def answer(x: Tensor) -> Answer:
-            log_probs = None if probs is None else probs(x).double().clamp_min(1e-300).log()
-            return Answer({"score": detector(x)}, log_probs)
-
-        return Fitted(answer, {name: getattr(detector, name) for name in facts})
+        readout = bench.readout
+        return _detecting(fit(readout), readout.at, facts)
 
     return fitted
 
 
+def _detecting(detector: Any, at: Callable[[Tensor], Tensor], facts: Sequence[str]) -> Fitted:
+    probs = getattr(detector, "probs", None)
+
+    def answer(x: Tensor) -> Answer:
+        seen_as = at(x)
+        log_probs = None if probs is None else probs(seen_as).double().clamp_min(1e-300).log()
+        return Answer({"score": detector(seen_as)}, log_probs)
+
+    return Fitted(answer, {name: getattr(detector, name) for name in facts})
+
+
 def _trained(fit: Callable[..., Any], name: str) -> Callable[[Bench], Fitted]:
     def trained(bench: Bench) -> Any:
-        body = bench.network(bench.seed)[:-1]
+        body = bench.network(bench.seed)[:-1]  # type: ignore[index]
         options = bench.options(name)
         del options["learning_rate"]  # each has its own
         return fit(body, 10, bench.train, seed=bench.seed, **options)
 
-    return _score(trained)
+    return scored(trained)
 
 
 def _with_more_draws(bench: Bench) -> Fitted:
@@ -195,8 +205,8 @@ def methods(outside: tuple[str, ...]) -> dict[str, Method]:
 
 _PAPER = {
     "MAP": Method("paper", lambda b: posterior_alone(b.map), "entropy"),
-    "ODIN": Method("paper", _score(lambda b: odin.fit(b.map.network, b.held_out), "temperature", "epsilon"), "score"),
-    "DDU": Method("paper", _score(lambda b: ddu.fit(b.map.network, b.train)), "score"),
+    "ODIN": Method("paper", scored(lambda b: odin.fit(b.map.network, b.held_out), "temperature", "epsilon"), "score"),
+    "DDU": Method("paper", read_out(lambda r: ddu.fit(r.network, r.train)), "score"),
     "DE": Method("paper", lambda b: posterior_alone(b.ensemble), "entropy"),
     "VI": Method("paper", lambda b: posterior_alone(b.variational), "entropy"),
     "DAP, paper's": Method("paper", lambda b: adjusted(paper(b, Reweight(), b.variational, b.map)), "confidence"),
@@ -217,23 +227,23 @@ _POSTERIORS = {
     "MC dropout": Method("posteriors", lambda b: posterior_alone(b.dropout), "entropy"),
 }
 _SCORES = {
-    "max softmax": Method("newer", _score(lambda b: logits.max_softmax(b.map.network)), "score"),
-    "max logit": Method("newer", _score(lambda b: logits.max_logit(b.map.network)), "score"),
-    "energy": Method("newer", _score(lambda b: logits.energy(b.map.network)), "score"),
+    "max softmax": Method("newer", read_out(lambda r: logits.max_softmax(r.network)), "score"),
+    "max logit": Method("newer", read_out(lambda r: logits.max_logit(r.network)), "score"),
+    "energy": Method("newer", read_out(lambda r: logits.energy(r.network)), "score"),
     "temperature scaling": Method(
-        "newer", _score(lambda b: temperature.fit(b.map.network, b.held_out), "temperature"), "score"
+        "newer", read_out(lambda r: temperature.fit(r.network, r.held_out), "temperature"), "score"
     ),
-    "kNN, features": Method("newer", _score(lambda b: knn.fit(b.map.network, b.train, unit=False)), "score"),
-    "kNN, normalised features": Method("newer", _score(lambda b: knn.fit(b.map.network, b.train)), "score"),
-    "Mahalanobis": Method("newer", _score(lambda b: mahalanobis.fit(b.map.network, b.train)), "score"),
-    "Mahalanobis++": Method("newer", _score(lambda b: mahalanobis.fit(b.map.network, b.train, unit=True)), "score"),
-    "ViM": Method("newer", _score(lambda b: vim.fit(b.map.network, b.train)), "score"),
-    "fDBD": Method("newer", _score(lambda b: fdbd.fit(b.map.network, b.train)), "score"),
-    "DAC": Method("newer", _score(lambda b: dac.fit(b.map.network, b.train, b.held_out)), "score"),
-    "GAPA": Method("newer", _score(lambda b: gapa.fit(b.map.network, b.train)), "score"),
+    "kNN, features": Method("newer", read_out(lambda r: knn.fit(r.network, r.train, unit=False)), "score"),
+    "kNN, normalised features": Method("newer", read_out(lambda r: knn.fit(r.network, r.train)), "score"),
+    "Mahalanobis": Method("newer", read_out(lambda r: mahalanobis.fit(r.network, r.train)), "score"),
+    "Mahalanobis++": Method("newer", read_out(lambda r: mahalanobis.fit(r.network, r.train, unit=True)), "score"),
+    "ViM": Method("newer", read_out(lambda r: vim.fit(r.network, r.train)), "score"),
+    "fDBD": Method("newer", read_out(lambda r: fdbd.fit(r.network, r.train)), "score"),
+    "DAC": Method("newer", scored(lambda b: dac.fit(b.map.network, b.train, b.held_out)), "score"),
+    "GAPA": Method("newer", read_out(lambda r: gapa.fit(r.network, r.train)), "score"),
 }
 _QUESTIONS = {
-    "DDU, spectral": Method("questions", _score(lambda b: ddu.fit(b.spectral.network, b.train)), "score"),
+    "DDU, spectral": Method("questions", scored(lambda b: ddu.fit(b.spectral.network, b.train)), "score"),
     "DAP, ours, after temperature": Method(
         "questions", lambda b: adjusted(ours(b, b.variational, temperature=True)), "OOD score"
     ),

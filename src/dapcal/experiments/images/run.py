@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,11 @@ from typing import Any
 import torch
 
 from dapcal.experiments.images.bench import Bench, ImageTask
-from dapcal.experiments.images.measurement import measured
+from dapcal.experiments.images.measurement import make_row
 from dapcal.experiments.images.methods import PARTS, methods
 from dapcal.experiments.parallel import looks, processes
 from dapcal.experiments.records import Outcome, Run, environment
 from dapcal.files import remove_parts, write_text
-from dapcal.types import DapcalWarning
 
 SEEDS = 5
 DRAWN = ("MAP", "ODIN", "DDU", "DE", "VI", "DAP, paper's", "DAP, ours")  # rows whose curves are kept
@@ -58,7 +55,8 @@ def run_task(name: str, task: ImageTask, this: Run) -> Outcome:
         "parts": {row: method.part for row, method in methods(task.outside).items()},
         "main_scores": {row: method.score for row, method in methods(task.outside).items()},
         "runs": [
-            {"seed": seed, "rows": _read(this.work / f"seed-{seed}", rows[seed], seed == this.seed)} for seed in seeds
+            {"seed": seed, "rows": read_rows(this.work / f"seed-{seed}", rows[seed], seed == this.seed)}
+            for seed in seeds
         ],
     }
     return Outcome(numbers, [])
@@ -90,7 +88,7 @@ def _make_rows(
     remove_parts(work)
     bench: Bench | None = None
     for name in names:
-        path = _path(work, name)
+        path = row_path(work, name)
         if not path.exists():
             bench = bench or Bench(task, seed, work, device)
             write_text(path, json.dumps({"row": name, **_row(name, bench)}))
@@ -100,24 +98,32 @@ def _make_rows(
 def _rows(task: ImageTask, this: Run, is_first: bool) -> list[str]:
     """Networks that are trained for it are dear: the first seed alone has them, unless all is wanted."""
     known = methods(task.outside)
-    unknown = sorted(set(this.parts or ()) - {method.part for method in known.values()})
-    if unknown:
-        raise ValueError(f"Expected parts among {', '.join(PARTS)}, got {', '.join(unknown)}")
+    check_parts(this.parts, {method.part for method in known.values()})
     return [
         row for row, method in known.items()
         if (this.parts is None or method.part in this.parts) and (this.full or is_first or method.part != "trained")
     ]  # fmt: skip
 
 
-def _path(work: Path, row: str) -> Path:
+def check_parts(parts: Iterable[str] | None, known: Collection[str]) -> None:
+    """Refuse parts that the table does not have."""
+    unknown = sorted(set(parts or ()).difference(known))
+    if unknown:
+        raise ValueError(
+            f"Expected parts among {', '.join(part for part in PARTS if part in known)}, got {', '.join(unknown)}"
+        )
+
+
+def row_path(work: Path, row: str) -> Path:
+    """The file of a row in the folder of its seed."""
     return work / f"row-{re.sub('[^a-z0-9φ+]+', '-', row.lower()).strip('-')}.json"
 
 
-def _read(work: Path, names: list[str], curves: bool) -> dict[str, Any]:
+def read_rows(work: Path, names: Iterable[str], curves: bool) -> dict[str, Any]:
     """Finished rows; curves of the first seed and of the rows that are drawn are enough for the figures."""
     found = {}
     for name in names:
-        row = json.loads(_path(work, name).read_text(encoding="utf-8"))
+        row = json.loads(row_path(work, name).read_text(encoding="utf-8"))
         if not curves or name not in DRAWN:
             row.pop("curves", None)
             row["facts"].pop("curve", None)
@@ -126,12 +132,4 @@ def _read(work: Path, names: list[str], curves: bool) -> dict[str, Any]:
 
 
 def _row(name: str, bench: Bench) -> dict[str, Any]:
-    """Fit a method and measure it."""
-    started = time.perf_counter()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", DapcalWarning)
-        fitted = methods(bench.task.outside)[name].fit(bench)
-        with torch.no_grad():
-            numbers = measured(fitted, bench, curves=name in DRAWN)
-    said = sorted({str(w.message) for w in caught if issubclass(w.category, DapcalWarning)})
-    return numbers | {"warnings": said, "seconds": round(time.perf_counter() - started, 1)}
+    return make_row(methods(bench.task.outside)[name], bench, curves=name in DRAWN)

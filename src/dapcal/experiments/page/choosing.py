@@ -14,9 +14,9 @@ from pathlib import Path
 from dapcal.experiments.page.cells import NOTHING, Number, decimal, number, show, table
 from dapcal.experiments.page.files import GapResults, ImageResults, Row, read_gap, read_images
 from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
-from dapcal.experiments.published import IMAGES
 from dapcal.files import write_text
 
+COMPARED = ("mnist", "fashion-mnist")  # image experiments that have all of these rows under all seeds
 POSTERIORS = {  # as the toys call them: rows alone and with distance
     "ensemble": ("DE", "DE + DAP, ours"),
     "Laplace, last layer": ("Laplace, last layer", "Laplace + DAP, ours"),
@@ -179,7 +179,7 @@ def _arrow(before: Number | None, after: Number | None, digits: int) -> str:
 
 
 def _images(folder: Path) -> list[ImageResults]:
-    found = [read_images(folder, name) for name in IMAGES]
+    found = [read_images(folder, name) for name in COMPARED]
     return [results for results in found if results is not None]
 
 

@@ -19,6 +19,7 @@ class Source:
         environment: device and versions.
         settings: of the experiment.
         runs: one for each seed, with its rows.
+        unfinished: rows that the run was to make and has not made yet.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Source:
     environment: dict[str, str]
     settings: dict[str, Any]
     runs: Sequence[Mapping[str, Any]] = ()
+    unfinished: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +81,7 @@ class ImageResults:
 
 def read_images(folder: Path, experiment: str) -> ImageResults | None:
     """An image experiment from all of its files in a folder; None without one."""
-    files = [
-        (data, Source(path.name, tuple(data["seeds"]), data["environment"], data["settings"], data["runs"]))
-        for path, data in _files(folder, experiment)
-    ]
+    files = [(data, _source(path.name, data)) for path, data in _files(folder, experiment)]
     files.sort(key=lambda file: (-len(file[1].seeds), file[1].name != f"{experiment}.json"))
     if len({(data["settings"]["inside"], *data["settings"]["outside"]) for data, _ in files}) > 1:
         names = ", ".join(source.name for _, source in files)
@@ -94,6 +93,11 @@ def read_images(folder: Path, experiment: str) -> ImageResults | None:
                 runs = [run["rows"][name] for run in source.runs if name in run["rows"]]
                 rows[name] = Row(name, data["parts"][name], data["main_scores"][name], source, runs)
     return ImageResults(experiment, tuple(source for _, source in files), rows) if files else None
+
+
+def _source(name: str, data: dict[str, Any]) -> Source:
+    runs, unfinished = data["runs"], tuple(data.get("unfinished", ()))
+    return Source(name, tuple(data["seeds"]), data["environment"], data["settings"], runs, unfinished)
 
 
 def rows_of(results: ImageResults, source: Source) -> dict[str, Row]:

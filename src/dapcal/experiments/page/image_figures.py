@@ -28,7 +28,7 @@ LOOK: dict[str, tuple[str, str]] = {  # colour and line of every method, in all 
     "DAP, paper's": (ORANGE, "-"),
     "DAP, ours": (BLUE, "-"),
 }
-SETS = (BLACK, "#d55e00", "#56b4e9")  # OOD sets, in histograms
+SETS = (BLACK, "#d55e00", "#56b4e9", "#009e73")  # OOD sets, in histograms
 
 
 def detection(results: ImageResults) -> Iterable[Drawing]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dapcal.experiments.images.methods import PARTS
 from dapcal.experiments.page import image_figures as figures
+from dapcal.experiments.page import photographs
 from dapcal.experiments.page.cells import (
     NOTHING,
     beside,
@@ -24,8 +25,8 @@ from dapcal.experiments.published import EARLIER, IMAGES, PHI
 PAPERS, OURS = "DAP, paper's", "DAP, ours"
 SCORES = ("OOD score", "entropy", "confidence", "epistemic", "distance", "p-value")
 PAIRS = (
-    "VI", OURS, "DAP, ours, by Transport", "DE", "DE + DAP, ours", "Laplace, last layer", "Laplace + DAP, ours", "SWAG",
-    "SWAG + DAP, ours", "MC dropout", "MC dropout + DAP, ours",
+    "One network + DAP, ours", "VI", OURS, "DAP, ours, by Transport", "DE", "DE + DAP, ours", "Laplace, last layer",
+    "Laplace + DAP, ours", "SWAG", "SWAG + DAP, ours", "MC dropout", "MC dropout + DAP, ours",
 )  # fmt: skip
 """Every posterior, followed by what our default makes of it."""
 
@@ -34,7 +35,8 @@ Block = str | Drawing
 
 def section(results: ImageResults) -> list[Block]:
     """Text, tables and figures, in the order of the page."""
-    blocks: list[Block] = [f"## {results.settings['inside']}", _setup(results), *_papers_table(results)]
+    blocks: list[Block] = [f"## {results.settings['inside']}", _setup(results), *photographs.about(results)]
+    blocks += _papers_table(results)
     blocks += figures.detection(results)
     blocks += _every_score(results)
     blocks += figures.scores(results)
@@ -49,7 +51,7 @@ def section(results: ImageResults) -> list[Block]:
         blocks += _part(results, title, paired, f"“{OURS}” is that of VI, with the default adjustment.")
     for part in ("newer", "questions", "oracle", "trained"):
         blocks += _part(results, PARTS[part], results.of_part(part), _ABOUT.get(part, ""))
-    return blocks
+    return [*blocks, *photographs.further(results), *photographs.collapse(results)]
 
 
 def where(source: Source) -> str:
@@ -66,10 +68,13 @@ def where(source: Source) -> str:
 def _setup(results: ImageResults) -> str:
     settings = results.settings
     inside, outside = settings["inside"], ", ".join(results.outside)
+    how = settings.get("how") or (
+        f"{settings['epochs']} epochs in batches of {settings['batch_size']}, Adam at {settings['learning_rate']:g} "
+        f"(variational: {settings['variational_rate']:g}), falling to zero along a cosine; {settings['draws']} draws "
+        "of every posterior"
+    )
     text = (
-        f"{settings['network'].rstrip('.')}; {settings['epochs']} epochs in batches of {settings['batch_size']}, Adam "
-        f"at {settings['learning_rate']:g} (variational: {settings['variational_rate']:g}), falling to zero along a "
-        f"cosine; {settings['draws']} draws of every posterior, ensembles of {settings['members']}, "
+        f"{settings['network'].rstrip('.')}; {how}, ensembles of {settings['members']}, "
         f"{settings['held_out']} training images held out. Inside the distribution: {inside}, its test set. Outside: "
         f"{outside}."
     )
@@ -87,9 +92,9 @@ def _papers_table(results: ImageResults) -> Iterable[Block]:
     """The paper's table, its numbers beside ours."""
     published = IMAGES.get(results.experiment, {})
     shown = [(row.name, row, row.score) for row in results.of_part("paper")]
-    if OURS in results.rows:
-        ours = results.rows[OURS]
-        shown += [(f"{OURS}: {score}", ours, score) for score in (ours.score, "entropy")]
+    for name in _ours(results):
+        ours = results.rows[name]
+        shown += [(f"{name}: {score}", ours, score) for score in (ours.score, "entropy")]
     rows = []
     for label, row, score in shown:
         paper = published.get(row.name)
@@ -116,6 +121,11 @@ def _papers_table(results: ImageResults) -> Iterable[Block]:
     yield from _earlier(results)
     if "ODIN" in results.rows and (steps := results.rows["ODIN"].values("facts", "epsilon")):
         yield f"ODIN's steps, which held-out images choose, by seed: {', '.join(f'{step:g}' for step in steps)}."
+
+
+def _ours(results: ImageResults) -> list[str]:
+    """Rows of our default that stand beside the paper's."""
+    return [name for name in (OURS, *results.settings.get("beside", ())) if name in results.rows]
 
 
 def _by_seed(results: ImageResults) -> Iterable[str]:
@@ -148,8 +158,8 @@ def _earlier(results: ImageResults) -> Iterable[str]:
 
 def _every_score(results: ImageResults) -> Iterable[Block]:
     rows = []
-    for name in (PAPERS, OURS):
-        for score in SCORES if name in results.rows else ():
+    for name in (*([PAPERS] if PAPERS in results.rows else []), *_ours(results)):
+        for score in SCORES:
             cells = [
                 show(number(results.rows[name].values("ood", score, far, metric), 100), 1)
                 for far in results.outside for metric in ("auroc", "fpr95")
