@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -64,7 +65,7 @@ def fitted(x: np.ndarray, y: np.ndarray, zero: float, recipe: Recipe) -> Callabl
         return lambda x: _plain(plain(torch.from_numpy(x)))
     logs, factor = amounts.log(), found.smearing
     center, scale = float(logs.mean()), float(logs.std(correction=0))
-    model = _fit(inputs, ((logs - center) / scale).numpy(), recipe)
+    model = _fit(inputs, ((logs - center) / scale).numpy(), replace(recipe, logarithms=True))
     return lambda x: _from_logarithm(model(torch.from_numpy(x)), center, scale, zero, factor)
 
 

@@ -6,6 +6,7 @@ way (Inflate, φ by the rows predicted worst), by default (gap cross-validation 
 of no network at all (mean and variance of the training targets). The test rows choose nothing.
 
 Run: DAPCAL_DATA=<folder> python benchmarks/gap_recipe.py [folder] [--sets naval,energy] [--jobs 2]
+It goes on where an earlier run in the same environment stopped, split by split; `--again` forgets those of its sets.
 """
 
 from __future__ import annotations
@@ -37,29 +38,51 @@ def main() -> None:
     asked.add_argument("--sets", default=",".join(SETS))
     asked.add_argument("--jobs", type=int, default=2)
     asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--again", action="store_true")
     options = asked.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
-    asking = [(name, split) for name in options.sets.split(",") for split in range(len(uci(name).splits))]
+    path, started = options.folder / "gap-recipe.json", time.perf_counter()
+    rows, before = earlier(path, options.seed, options.sets.split(",") if options.again else [])
+    known = {(row["set"], row["split"]) for row in rows}
+    every = [(name, split) for name in options.sets.split(",") for split in range(len(uci(name).splits))]
     with processes(options.jobs) as submit:
-        calls = [submit(row_of, name, split, options.seed) for name, split in asking]
-        rows = []
+        calls = [submit(row_of, *job, options.seed) for job in every if job not in known]
         for call in calls:
             rows.append(call.result())
             print(json.dumps(rows[-1]), flush=True)
-    summary = {name: mean_of([row for row in rows if row["set"] == name]) for name in options.sets.split(",")}
-    result = {
-        "experiment": "gap-recipe",
-        "seed": options.seed,
-        "environment": environment(),
-        "summary": summary,
-        "rows": rows,
-        "seconds": round(time.perf_counter() - started, 1),
-    }
-    write_text(options.folder / "gap-recipe.json", json.dumps(result, indent=1) + "\n")
+            write(path, options.seed, rows, before + time.perf_counter() - started)
+    summary = summary_of(rows)
     print(f"{'':10}" + "".join(f"{way:>18}" for way in WAYS))
     for name, means in summary.items():
         print(f"{name:10}" + "".join(f"{means[way][0]:>10.3f} ± {means[way][1]:<5.2f}" for way in WAYS))
+
+
+def earlier(path: Path, seed: int, forgotten: list[str]) -> tuple[list[dict[str, Any]], float]:
+    """Splits that a run with the same seed and environment has done, but for some sets, and its seconds."""
+    found = json.loads(path.read_text()) if path.exists() else None
+    if found is None or (found["seed"], found["environment"]) != (seed, environment()):
+        return [], 0.0
+    return [row for row in found["rows"] if row["set"] not in forgotten], found["seconds"]
+
+
+def write(path: Path, seed: int, rows: list[dict[str, Any]], seconds: float) -> None:
+    result = {
+        "experiment": "gap-recipe",
+        "seed": seed,
+        "environment": environment(),
+        "summary": summary_of(rows),
+        "rows": sorted(rows, key=lambda row: (SETS.index(row["set"]), row["split"])),
+        "seconds": round(seconds, 1),
+    }
+    write_text(path, json.dumps(result, indent=1) + "\n")
+
+
+def summary_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, tuple[float, float]]]:
+    return {
+        name: mean_of([row for row in rows if row["set"] == name])
+        for name in SETS
+        if any(row["set"] == name for row in rows)
+    }
 
 
 @one_thread()

@@ -25,9 +25,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, relu
+from torch.nn.functional import relu
 
 import dapcal
+from dapcal.experiments.cifar.networks import augmented
 from dapcal.experiments.datasets import cifar10, cifar100, svhn
 from dapcal.experiments.records import environment
 from dapcal.files import write_text
@@ -157,18 +158,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (N, 10)."""
-        x = augmented(x) if self.augment and self.training else x
+        x = augmented(x).contiguous() if self.augment and self.training else x
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
-
-
-def augmented(x: Tensor, most: int = 4) -> Tensor:
-    """Images (N, C, H, W), each flipped with probability ½ and shifted by up to `most` pixels, zeros coming in."""
-    n, _, height, width = x.shape
-    x = torch.where(torch.rand(n, 1, 1, 1, device=x.device) < 0.5, x.flip(3), x)
-    down, right = torch.randint(2 * most + 1, (2, n, 1), device=x.device)
-    rows, columns = down + torch.arange(height, device=x.device), right + torch.arange(width, device=x.device)
-    images = torch.arange(n, device=x.device)[:, None, None]
-    return pad(x, [most] * 4)[images, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
 class Block(nn.Module):

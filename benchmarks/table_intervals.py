@@ -5,9 +5,9 @@ of the mean over splits, so that what the choice of judging rows does is in them
 of large tables a random 1,500 training rows are taken, both to save time.
 
     python benchmarks/tables.py prepare FOLDER --seeds 20 --tables diabetes,boston,...      splits and encodes
-    python benchmarks/table_intervals.py FOLDER [--splits 20] [--tables a,b] [--jobs 2] [--result results/...]
+    python benchmarks/table_intervals.py FOLDER [--splits 20] [--tables a,b] [--jobs 2] [--again] [--result results/...]
 
-It goes on where an earlier run stopped, split by split.
+It goes on where an earlier run stopped, split by split; `--again` forgets the rows of its tables first.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ def main() -> None:
     asked.add_argument("--splits", type=int, default=20)
     asked.add_argument("--tables", default=",".join(TABLES))
     asked.add_argument("--jobs", type=int, default=2)
+    asked.add_argument("--again", action="store_true")
     asked.add_argument("--result", type=Path, default=Path("results/table-intervals.json"))
     options = asked.parse_args()
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[threads] = "1"
     done = json.loads(options.result.read_text())["rows"] if options.result.exists() else []
+    if options.again:
+        done = [row for row in done if row["table"] not in options.tables.split(",")]
     known = {(row["table"], row["split"]) for row in done}
     asking = [(t, s) for s in range(options.splits) for t in options.tables.split(",") if (t, s) not in known]
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
