@@ -155,7 +155,7 @@ class PhotoBench(Bench):
         task = self.task
         train(
             network, self.train, epochs=task.epochs, batch_size=task.batch_size, learning_rate=task.learning_rate,
-            weight_decay=task.weight_decay, seed=seed, checkpoint=checkpoint, clock=self.clock,
+            weight_decay=task.weight_decay, seed=seed, checkpoint=checkpoint, compiled=task.compiled, clock=self.clock,
             progress=partial(self.progress, name),
         )  # fmt: skip
 

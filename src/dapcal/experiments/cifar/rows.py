@@ -44,7 +44,8 @@ def units(task: PhotoTask, first: int, full: bool) -> list[Unit]:
     if task.members > 1:
         found.append(Unit("ensemble", first, _ENSEMBLE))
     several = {"variational": _VARIATIONAL, "swag": _SWAG, "questions": _QUESTIONS, "spectral": _SPECTRAL}
-    return found + [Unit(name, seed, rows) for seed in seeds[: None if full else 1] for name, rows in several.items()]
+    found += [Unit(name, first, rows) for name, rows in several.items()]
+    return found + [Unit(name, seed, rows) for name, rows in several.items() for seed in (seeds[1:] if full else ())]
 
 
 def table() -> dict[str, Method]:

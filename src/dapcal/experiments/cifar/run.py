@@ -1,4 +1,7 @@
-"""Runs the CIFAR-10 experiment unit by unit, in as many parts as it takes; what is finished is taken over."""
+"""Runs the CIFAR-10 experiment unit by unit, in as many parts as it takes; what is finished is taken over.
+
+A result file that is not finished is taken over too, so that the next part can be made on another machine.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ def run_task(name: str, task: PhotoTask, this: Run) -> Outcome:
     check_parts(this.parts, {method.part for method in known.values()})
     task = task if this.seeds is None else replace(task, members=this.seeds)
     todo = chosen(units(task, this.seed, this.full), this.parts)
+    if this.kept is not None:
+        _take_over(this.kept.with_name(f"{name}.json"), task, this)
     left = [unit for unit in todo if _missing(unit, this.work)]
     data = photographs(task, this.seed, this.device) if left else None
     total = sum(len(unit.rows) for unit in todo)
@@ -48,7 +53,7 @@ def run_task(name: str, task: PhotoTask, this: Run) -> Outcome:
     numbers = {
         "experiment": name,
         "seeds": list(range(this.seed, this.seed + task.members)),
-        "environment": environment(this.device),
+        "environment": _made_on(todo, this),
         "settings": task.settings,
         "unfinished": unfinished,
         "parts": {row: method.part for row, method in known.items()},
@@ -56,6 +61,29 @@ def run_task(name: str, task: PhotoTask, this: Run) -> Outcome:
         "runs": [_run_of(seed, todo, this) for seed in range(this.seed, this.seed + task.members)],
     }
     return Outcome(numbers, [], unfinished=len(unfinished))
+
+
+def _take_over(result: Path, task: PhotoTask, this: Run) -> None:
+    """Rows and records of an unfinished result file with the same settings, where the work folder has none."""
+    found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    if not found.get("unfinished") or found["settings"] != json.loads(json.dumps(task.settings)):
+        return
+    for run in found["runs"]:
+        folder = _folder(run["seed"], this.work)
+        folder.mkdir(parents=True, exist_ok=True)
+        texts = {row_path(folder, row): {"row": row, **numbers} for row, numbers in run["rows"].items()}
+        texts |= {_record(Unit(unit, run["seed"], ()), this.work): made for unit, made in run["units"].items()}
+        for path, told in texts.items():
+            if not path.exists():
+                write_text(path, json.dumps(told))
+    this.say(f"{result.name}: {sum(len(run['rows']) for run in found['runs'])} rows taken over")
+
+
+def _made_on(todo: Sequence[Unit], this: Run) -> dict[str, str]:
+    """Where the first unit was made, and this machine if none is: a run that only reads back makes nothing."""
+    paths = [_record(unit, this.work) for unit in todo]
+    made = [one for path in paths if path.exists() for one in json.loads(path.read_text(encoding="utf-8"))]
+    return made[0]["environment"] if made else environment(this.device)
 
 
 def _make(unit: Unit, task: PhotoTask, data: Photographs, this: Run, clock: Clock, total: int) -> None:

@@ -22,6 +22,7 @@ class PhotoTask(ImageTask):
         train: training images, of those that are not held out.
         test: images of every test set, at most.
         made: images of each set of our own making.
+        compiled: networks are trained by `torch.compile`.
         weight_decay: of SGD, for all parameters.
         sigma0: prior scale of VI, SWAG and the paper's estimator.
         kl_weight: λ.
@@ -36,6 +37,7 @@ class PhotoTask(ImageTask):
     train: int
     test: int
     made: int
+    compiled: bool
     weight_decay: float
     sigma0: float
     kl_weight: float

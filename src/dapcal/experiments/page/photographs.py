@@ -70,17 +70,26 @@ def further(results: ImageResults) -> Iterable[str]:
     if rows:
         yield "### AUCPR, calibration error and seconds of every row"
         yield table(["", *(f"AUCPR {name}" for name in results.outside), "ECE", "seconds"], rows)
-        yield f"Seconds to fit and score, of what is trained already. Training took, by network: {_training(results)}."
+        trained = _trained(results)
+        listed = ", ".join(f"{name} {seconds:g} s" for name, seconds in trained) or "not told"
+        yield f"Seconds to fit and score, of what is trained already. Training took, by network: {listed}."
+        again = [name for name, count in Counter(name for name, _ in trained).items() if count > 1]
+        if again:
+            yield (
+                f"Trained again, as the run went on where the weights were not: {', '.join(again)}. Rows of VI, SWAG "
+                "and the open questions then stand on another training under the same seed than the rows of that "
+                "network itself; a GPU does not repeat one bit by bit."
+            )
 
 
-def _training(results: ImageResults) -> str:
-    """Seconds of what was trained, in the order of seeds."""
+def _trained(results: ImageResults) -> list[tuple[str, float]]:
+    """Names and seconds of what was trained, in the order of seeds."""
     records = [
         one["training_seconds"]
         for source in results.sources for run in source.runs
         for several in run.get("units", {}).values() for one in several
     ]  # fmt: skip
-    return ", ".join(f"{name} {seconds:g} s" for record in records for name, seconds in record.items()) or "not told"
+    return [told for record in records for told in record.items()]
 
 
 def _told(one: dict[str, Any]) -> str:
