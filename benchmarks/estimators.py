@@ -10,7 +10,6 @@ deviations. Run: python benchmarks/estimators.py [folder]
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import time
 import warnings
@@ -21,7 +20,6 @@ from typing import Any
 import numpy as np
 import scipy
 import sklearn
-import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_wine
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import roc_auc_score
@@ -30,7 +28,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-import dapcal
+from dapcal.experiments.records import environment
 from dapcal.files import write_text
 from dapcal.sklearn import DistanceAwareClassifier, DistanceAwareRegressor
 
@@ -41,14 +39,12 @@ CLASSES = {"digits": load_digits, "breast cancer": load_breast_cancer, "wine": l
 def main(folder: str = "build") -> None:
     warnings.simplefilter("ignore", ConvergenceWarning)  # diabetes: 5,000 passes are not enough for every perceptron
     started = time.perf_counter()
-    versions = {"torch": torch, "scikit-learn": sklearn, "numpy": np, "scipy": scipy, "dapcal": dapcal}
     results: dict[str, Any] = {
         "experiment": "estimators",
         "seed": SEED,
         "folds": FOLDS,
         "repeats": REPEATS,
-        "python": platform.python_version(),
-        **{name: module.__version__ for name, module in versions.items()},
+        "environment": environment() | {"scikit-learn": sklearn.__version__, "scipy": scipy.__version__},
         "parameters": DistanceAwareClassifier().get_params(),
     }
     print(f"{'':24}{'distance-aware':>22}{'perceptron':>22}{'difference':>22}")

@@ -16,6 +16,7 @@ from dapcal.experiments.no_harm.summary import COLUMNS, FIRST_SCREEN, LIMITS, Di
 from dapcal.experiments.page.cells import DOWN, NOTHING, Number, decimal, median, show, table
 from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.no_harm_figure import dots
+from dapcal.experiments.page.no_harm_worst import WHY
 from dapcal.files import complete_or_absent, write_text
 
 IN_DISTRIBUTION = (("accuracy", "rmse"), ("nll",), ("ece", "coverage"))
@@ -109,13 +110,17 @@ def _against_network(cases: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _worst(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
-    """For each column the case with the largest harm, and what is known of it."""
+    """For each column the case with the largest harm, why, and what was decided there."""
     lines = []
     for name, column in COLUMNS.items():
         own = [one for one in every if one.column == name]
         if own:
             worst = max(own, key=lambda one: one.harm.mean)
-            known = _known(found["cases"][worst.case]) if worst.harm.mean > 0 else "So none is worse."
+            if worst.harm.mean > 0:
+                why = WHY.get((name, worst.name), "Not looked into yet.")
+                known = f"{why} {_known(found['cases'][worst.case])}"
+            else:
+                known = "So none is worse."
             lines.append(f"- **{column.title}**: {worst.name}, {_change(worst)}. {known}")
     return [
         "## The worst case of each column",
@@ -130,11 +135,9 @@ def _known(records: Sequence[dict[str, Any]]) -> str:
     spaces = sorted({", ".join(record["spaces"]) or "none" for record in records})
     kinds = sorted({record["adjust"] for record in records})
     rows = records[0]["rows"]
-    noted = "; ".join(note.rstrip(".") for note in records[0]["notes"])
     return (
-        f"{' or '.join(kinds)}, φ {decimal(median(phis), 2)} ({decimal(min(phis), 2)} to {decimal(max(phis), 2)}), "
-        f"distance in: {' | '.join(spaces)}; {rows[0]} training, {rows[1]} held-out and {rows[2]} test rows. Noted "
-        f"under seed {records[0]['seed']}: {noted}."
+        f"({' or '.join(kinds)}, φ {decimal(median(phis), 2)} ({decimal(min(phis), 2)} to {decimal(max(phis), 2)}), "
+        f"distance in: {' | '.join(spaces)}; {rows[0]} training, {rows[1]} held-out and {rows[2]} test rows.)"
     )
 
 
