@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from dapcal.experiments.cifar.rows import ONE
 from dapcal.experiments.page.pixel_trap import compared, pixel_trap_page, read
 from dapcal.experiments.records import DEFAULTS
 
@@ -25,6 +27,24 @@ def test_pixels_are_out_for_every_posterior_and_seed(run):
         (note,) = [note for note in row["notes"] if note.startswith("distance between inputs:")]
         assert "; out: " in note
         assert "inputs" not in [*row["distances"], *row["further"]]
+
+
+def test_good_networks_gain_what_the_page_says():
+    """The CIFAR-10 experiment, seeds that are finished."""
+    runs = [run["rows"] for run in json.loads((ROOT / "results" / "cifar10.json").read_text(encoding="utf-8"))["runs"]]
+    told = {}
+    for row, score in (("MAP", "entropy"), (ONE, "OOD score")):
+        found = [rows[row]["ood"][score] for rows in runs if row in rows]
+        told[row] = [
+            f"{100 * sum(one[name]['auroc'] for one in found) / len(found):.1f}" for name in ("SVHN", "CIFAR-100")
+        ]
+    text = " ".join((ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").split())
+    assert (
+        "SVHN with an AUROC of {} and CIFAR-100 with {}, its score with {} and {}".format(*told["MAP"], *told[ONE])
+        in text
+    )
+    (note,) = [note for note in runs[0][ONE]["facts"]["notes"] if note.startswith("distance between inputs:")]
+    assert "; out: " in note
 
 
 def test_every_run_says_where_and_how_it_was_made():
