@@ -234,6 +234,20 @@ def test_few_queries_and_wide_points_go_to_faiss_if_it_is_there(generator, engin
     assert calls == ([2, 50] if engine == "faiss" else [])
 
 
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_neighbours_much_nearer_than_lengths_need_no_comparison_with_all_points(generator, monkeypatch, far):
+    """As features of images lie that differ in brightness most of all; one point lies far off."""
+    along = 10 + 4 * torch.rand(3000, 1, generator=generator)
+    train = along * torch.rand(84, generator=generator) + 0.1 * torch.randn(3000, 84, generator=generator)
+    train[7] += far
+    queries = train[::10] + 0.05 * torch.randn(300, 84, generator=generator)
+    compared = []
+    inner = TorchIndex._direct
+    monkeypatch.setattr(TorchIndex, "_direct", lambda self, q, *rest: compared.append(len(q)) or inner(self, q, *rest))
+    assert_exact(train, queries, 1)
+    assert sum(compared) < 30
+
+
 def test_faiss_keeps_its_number_of_threads(generator, engine):
     if engine == "faiss":
         before = faiss_search.library().omp_get_max_threads()

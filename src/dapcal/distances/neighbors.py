@@ -92,7 +92,7 @@ class TorchIndex:
         """The k nearest candidates, ties by index, and for which queries any other point is farther, (N,)."""
         padded = len(self.points) % GROUP > 0  # the last group may be short
         distances, indices = nearest_among(self.points, queries, candidates.indices, k, padded, self.memory)
-        return distances, indices, candidates.bound > self._limit(distances[:, -1])
+        return distances, indices, self._products.are_beyond(candidates, self._limit(distances[:, -1]))
 
     def _limit(self, distances: Tensor) -> Tensor:
         """Squared distances, and what rounding may have taken from the direct distance of another point."""

@@ -24,7 +24,8 @@ _MANY = 16  # neighbours from which groups would make too many candidates
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
 _ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
-_FAR = 4.0  # points are centred first where none is longer than twice their mean, or lengths overflow
+_FAR = 0.5  # points are centred first where that takes this share of their squared lengths, or lengths overflow
+_A_LITTLE_MORE = 1 + 2**-10  # than lengths that are rounded
 
 _ROUNDOFF = {
     "highest": 2**-24,
@@ -38,11 +39,13 @@ class Candidates(NamedTuple):
 
     Attributes:
         indices: of points, ascending, (N, c); those that are the number of points or more stand for nothing.
-        bound: no point that is left out has a smaller squared distance, (N,).
+        bound: no point that is left out has a smaller squared distance by what was computed, (N,).
+        squares: squared lengths of the queries, by which products are off (N,); None where `bound` is not of products.
     """
 
     indices: Tensor
     bound: Tensor
+    squares: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +73,21 @@ class Products:
         else:
             smallest, best = self._best_groups(shifted, count + 1, size)
             bound = smallest[:, -1] + squares
-        bound = bound - self._error(squares, _roundoff(self.points.dtype))
         best = best.clamp_max(-(-total // size) - 1)  # where all overflow, those that fill up the last run come first
         members = best[:, :count].sort(1).values[:, :, None] * size + torch.arange(size, device=queries.device)
-        return Candidates(members.flatten(1), bound)
+        return Candidates(members.flatten(1), bound, squares)
+
+    def are_beyond(self, found: Candidates, squared: Tensor) -> Tensor:
+        """For which queries every point that is left out is proven to be farther than `squared` (N,).
+
+        A point that is longer than the query by more than that distance is farther, whatever its product says. So
+        rounding errors count of points that are no longer, and one that lies far off does not matter.
+        """
+        if found.squares is None:
+            return found.bound > squared
+        longest = (found.squares.sqrt() + squared.sqrt()).square() * _A_LITTLE_MORE
+        lengths = found.squares + longest.clamp_max(self._reach)
+        return found.bound - self._error(lengths, _roundoff(self.points.dtype)) > squared
 
     def within(self, queries: Tensor, squared: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every pair (query, point) that products in float64 cannot prove to be farther than `squared` (N,).
@@ -83,7 +97,7 @@ class Products:
         shift = 0.0 if self._shift is None else self._shift.double()
         doubles = queries.double() - shift
         squares = (doubles**2).sum(1)
-        limit = squared.double() + self._error(squares, 2**-53) - squares
+        limit = squared.double() + self._error(squares + self._reach, 2**-53) - squares
         for start in range(0, len(self.points), self.block):
             block = self.points[start : start + self.block].double() - shift
             lengths = (block**2).sum(1)
@@ -112,10 +126,9 @@ class Products:
         """The mean, where lengths from there are much smaller than from the origin; rounding errors go by lengths."""
         sums = [block.sum(0, dtype=torch.float64) for block in self.points.split(self.block)]
         center = (torch.stack(sums).sum(0) / len(self.points)).to(self.points.dtype)
-        lengths = max(float((block**2).sum(1).max()) for block in self.points.split(self.block))
-        if lengths <= _FAR * float((center**2).sum()):
-            return center
-        return None if math.isfinite(lengths) else center
+        squares = sum(float(block.square().sum(dtype=torch.float64)) for block in self.points.split(self.block))
+        mean = squares / len(self.points)  # from the center it is this less the center's own square
+        return None if math.isfinite(mean) and float(center.square().sum()) < _FAR * mean else center
 
     @cached_property
     def _shifted(self) -> Tensor | None:
@@ -153,9 +166,9 @@ class Products:
         assert self._shift is not None
         return self.points[start:stop] - self._shift
 
-    def _error(self, squares: Tensor, roundoff: float) -> Tensor:
-        """By how much products may be off, for queries of these squared lengths."""
-        return roundoff_of_sums(self.points.shape[1]) * roundoff * (squares + self._reach)
+    def _error(self, lengths: Tensor, roundoff: float) -> Tensor:
+        """By how much products may be off, by the squared lengths of query and point together."""
+        return roundoff_of_sums(self.points.shape[1]) * roundoff * lengths
 
     def _best_groups(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
         """The `kept` smallest ‖t‖² − 2 q·t of groups (N, kept), ascending, and which groups these are."""
