@@ -26,6 +26,7 @@ import numpy as np
 import sklearn
 import torch
 from sklearn.neighbors import NearestNeighbors
+from stream_memory import anonymous_peak
 from torch import Tensor, nn
 
 import dapcal
@@ -152,11 +153,12 @@ class _Timed:
 
     def __call__(self, name: str, function: Callable[[], Any]) -> Any:
         start, cpu = time.perf_counter(), time.process_time()
-        value = function()
+        with anonymous_peak() as peak:
+            value = function()
         self.result[name] = {
             "seconds": round(time.perf_counter() - start, 3),
             "processor_seconds": round(time.process_time() - cpu, 3),
-            "anonymous_gigabytes_after": round(_anonymous() / 1e9, 2),
+            "anonymous_gigabytes_peak": round(peak[0] / 1e3, 2),
         }
         print(name, self.result[name], flush=True)
         return value
@@ -226,12 +228,6 @@ def _mapped(path: Path, number: int) -> Tensor:
         for part, start in enumerate(range(0, number, 1_000_000)):
             file.write(clustered(min(1_000_000, number - start), seed=100 + part).numpy().data)
     return torch.from_file(str(path), shared=False, size=number * DIMENSION).view(number, DIMENSION)
-
-
-def _anonymous() -> int:
-    """Bytes of this process that no file stands behind."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
 
 
 def _environment() -> dict[str, Any]:

@@ -158,8 +158,8 @@ def anonymous_peak() -> Iterator[list[float]]:
 
 def anonymous() -> int:
     """Bytes that belong to this process and to no file (Linux)."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
 if __name__ == "__main__":

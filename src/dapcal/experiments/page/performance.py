@@ -15,6 +15,7 @@ from dapcal.experiments.page.cells import NOTHING, decimal, table
 from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
 from dapcal.experiments.page.performance_figures import ratios, scaling
+from dapcal.experiments.page.performance_large import large
 from dapcal.experiments.performance import Limit, Line, Row, Spread, from_plain, spread
 from dapcal.files import complete_or_absent, write_text
 
@@ -75,6 +76,7 @@ def performance_page(text: str, folder: Path) -> Page:
         "performance-ratios": _shown(compared) if found.rows else NOT_YET,
         "performance-rows": "\n\n".join(_section(name, rows) for name, rows in found.rows.items()) or NOT_YET,
         "performance-scaling": f"{_shown(grown)}\n\n{_slopes(found.lines)}" if found.lines else NOT_YET,
+        "performance-large": large(folder),
         "performance-environment": _environment(found.about) if found.about["questions"] else NOT_YET,
     }
     for name, content in blocks.items():

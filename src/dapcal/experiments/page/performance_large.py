@@ -1,0 +1,76 @@
+"""Ten million training points, and a table of as many rows: what results/neighbors.json and large-table.json say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dapcal.experiments.page.cells import decimal, table
+
+MOST = 4.0  # GB of anonymous memory that fitting a table may take
+_STEPS = {  # of the file: its words
+    "build": "built",
+    "approximate_10000": "10,000 queries, approximately",
+    "approximate_1": "one query, approximately",
+    "exact_10000": "10,000 queries, exactly",
+    "exact_1": "one query, exactly",
+    "save": "saved",
+    "load": "loaded",
+}
+_COMMANDS = {"neighbors": "python benchmarks/neighbors.py large", "large-table": "python benchmarks/large_table.py"}
+
+
+def large(folder: Path) -> str:
+    """Paragraphs and a table of what is there; of what is not the command that measures it."""
+    index = (_found(folder, "neighbors") or {}).get("large")
+    fitted = _found(folder, "large-table")
+    return "\n\n".join(
+        [
+            _index(index) if index else _not_yet("An index of ten million points", "neighbors"),
+            _fitted(fitted) if fitted else _not_yet("A table of ten million rows", "large-table"),
+        ]
+    )
+
+
+def _found(folder: Path, name: str) -> dict[str, Any] | None:
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _not_yet(what: str, name: str) -> str:
+    return f"{what}: Not measured yet. `{_COMMANDS[name]}` measures it."
+
+
+def _index(found: Mapping[str, Any]) -> str:
+    words = (
+        f"**{found['points']:,} points of {found['dimension']} numbers** ({found['gigabytes']:.3g} GB in a mapped "
+        f"file): {found['note']}. Of the queries below the nearest point is found for "
+        f"{100 * found['recall']:.1f} %, and 99 % of the distances are at most {100 * found['excess_99']:.2g} % too "
+        f"large; {'none is' if found['never_too_small'] else 'SOME ARE'} too small. The artefact takes "
+        f"{found['file_gigabytes']:.3g} GB, and answers {'the same' if found['same_after_loading'] else 'OTHERWISE'} "
+        f"once it is loaded."
+    )
+    cells = [
+        [
+            words_of,
+            decimal(found[step]["seconds"], 2),
+            decimal(found[step]["processor_seconds"], 2),
+            decimal(found[step]["anonymous_gigabytes_peak"], 2),
+        ]
+        for step, words_of in _STEPS.items()
+        if step in found
+    ]
+    head = ["", "seconds", "of the processor", "anonymous memory at its peak, beyond what was there, GB"]
+    return f"{words}\n\n{table(head, cells)}"
+
+
+def _fitted(found: Mapping[str, Any]) -> str:
+    mark = "✓" if found["gigabytes"] <= MOST else "✗"
+    return (
+        f"**`dapcal fit` of {found['rows']:,} rows × {found['columns']}:** {found['gigabytes']:.3g} GB of anonymous "
+        f"memory at its peak ({MOST:g} allowed, {mark}), {found['seconds'] / 60:.0f} minutes; the model takes "
+        f"{found['model_megabytes']:.3g} MB. At new rows its error is {found['rmse_all_rows']:.3f}, with the sample "
+        f"alone {found['rmse_sample']:.3f}."
+    )
