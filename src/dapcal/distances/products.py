@@ -24,6 +24,7 @@ _MANY = 16  # neighbours from which groups would make too many candidates
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
 _ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
+_ONCE = 2**20  # numbers of points that are looked at once: few enough for the memory of one step to serve the next
 _FAR = 0.5  # points are centred first where that takes this share of their squared lengths, or lengths overflow
 _A_LITTLE_MORE = 1 + 2**-10  # than lengths that are rounded
 
@@ -114,6 +115,11 @@ class Products:
         return max(1, self.memory // (4 * 8 * max(64, self.points.shape[1])))
 
     @property
+    def _step(self) -> int:
+        """Rows of points that are looked at at a time where each is looked at once."""
+        return max(1, min(self.block, _ONCE // max(1, self.points.shape[1])))
+
+    @property
     def _tile(self) -> tuple[int, int]:
         """Queries and points of one product, which takes at most a quarter of the memory."""
         numbers = max(GROUP, self.memory // (4 * 8))
@@ -124,9 +130,9 @@ class Products:
     @cached_property
     def _shift(self) -> Tensor | None:
         """The mean, where lengths from there are much smaller than from the origin; rounding errors go by lengths."""
-        sums = [block.sum(0, dtype=torch.float64) for block in self.points.split(self.block)]
+        sums = [block.sum(0, dtype=torch.float64) for block in self.points.split(self._step)]
         center = (torch.stack(sums).sum(0) / len(self.points)).to(self.points.dtype)
-        squares = sum(float(block.square().sum(dtype=torch.float64)) for block in self.points.split(self.block))
+        squares = sum(float(block.square().sum(dtype=torch.float64)) for block in self.points.split(self._step))
         mean = squares / len(self.points)  # from the center it is this less the center's own square
         return None if math.isfinite(mean) and float(center.square().sum()) < _FAR * mean else center
 
@@ -146,8 +152,11 @@ class Products:
     @cached_property
     def _lengths(self) -> Tensor:
         """Squared lengths of the points after their shift, (T,)."""
-        starts = range(0, len(self.points), self.block)
-        return torch.cat([(self._part(start, start + self.block) ** 2).sum(1) for start in starts])
+        lengths = self.points.new_empty(len(self.points))  # a list of parts would lie in what was freed, and pin it
+        for start in range(0, len(self.points), self._step):
+            part = self._part(start, start + self._step)
+            torch.sum(part**2, 1, out=lengths[start : start + self._step])
+        return lengths
 
     @cached_property
     def _with_lengths(self) -> Tensor | None:
