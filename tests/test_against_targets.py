@@ -5,17 +5,22 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_fscore_support, root_mean_squared_error
 
 from dapcal.models.against_targets import Judge, Quality
 from dapcal.models.against_targets import words as in_words
+from dapcal.models.drift import Sample
+from dapcal.models.judged_rows import CategoryCounts
 from dapcal.models.row_notes import _spellings
 from dapcal.models.table_fitting import fit
 from dapcal.recipes import Recipe
+from dapcal.tables.columns import Category, Number
 from table_cases import run
 
 TINY = Recipe(fast=True, members=2, hidden=(8,), epochs=6)
@@ -29,6 +34,14 @@ def rows(n: int, seed: int = 0) -> pa.Table:
     return pa.table({"area": area, "rooms": rooms, "price": price.round(), "kind": kind})
 
 
+def with_cities(n: int, seed: int = 0) -> pa.Table:
+    """Prices of Rome are noisier than what a model learns from these rows."""
+    table, random = rows(n, seed), np.random.default_rng(seed + 100)
+    city = random.choice(["Bern", "Oslo", "Rome", "Lyon"], n, p=[0.4, 0.4, 0.15, 0.05])
+    price = table["price"].to_numpy() + np.where(city == "Rome", random.normal(0, 200_000, n) * (seed > 0), 0.0)
+    return table.set_column(2, "price", pa.array(price)).set_column(3, "city", pa.array(city))
+
+
 @pytest.fixture(scope="module")
 def models():
     table = rows(300)
@@ -36,10 +49,11 @@ def models():
 
 
 def judged(model, table: pa.Table, target: str, size: int = 70):
-    judge = Judge(model)
+    judge = Judge(model, keep=True)
     for start in range(0, len(table), size):
         part = table.slice(start, size)
-        judge.add(model.columns(model.encoder(part).x), part[target])
+        x = model.encoder(part).x
+        judge.add(model.columns(x), part[target], x)
     return judge
 
 
@@ -67,6 +81,88 @@ def test_numbers_have_an_error_and_coverage_by_group(models):
     wanted = [inside[fifth == place].mean() for place in range(5)]
     assert [group["coverage"] for group in found.by_group] == pytest.approx(wanted)
     assert sum(group["rows"] for group in found.by_group) == found.rows == 200
+
+
+def test_rows_are_kept_for_plots(models):
+    for name, unknown in (("price", None), ("kind", "huge")):
+        model, table = models[name], rows(200, seed=1)
+        column = table[name].to_pylist()
+        column[3] = unknown
+        table = table.set_column(table.column_names.index(name), name, pa.array(column))
+        found = judged(model, table, name).judged()
+        predicted, known = model.predict(table).table, np.arange(200) != 3
+        assert found.rows == len(found.sample.true) == 199
+        if name == "price":
+            assert found.sample.true.tolist() == table[name].to_numpy()[known].tolist()
+            for mine, wanted in (("predicted", "prediction"), ("lower", "lower"), ("upper", "upper")):
+                assert getattr(found.sample, mine).numpy() == pytest.approx(predicted[wanted].to_numpy()[known])
+            assert found.sample.is_flagged.tolist() == predicted["ood"].to_numpy()[known].tolist()
+            inside = (found.sample.lower <= found.sample.true) & (found.sample.true <= found.sample.upper)
+            assert found.coverage == float(inside.double().mean())
+        else:
+            told = np.array(model.classes)[found.sample.true]
+            assert told.tolist() == [value for value in column if value != unknown]
+            wanted = np.stack([predicted[f"probability_{label}"].to_numpy()[known] for label in model.classes], 1)
+            assert found.sample.probabilities.numpy() == pytest.approx(wanted)
+
+
+def test_what_is_kept_is_bounded_and_drawn_from_all_rows(models, monkeypatch):
+    monkeypatch.setattr(Sample.__init__, "__defaults__", (50, 0))
+    table = rows(400, seed=1)
+    first, second = (judged(models["price"], table, "price").judged() for _ in range(2))
+    assert (first.rows, len(first.sample.true)) == (400, 50)
+    assert first.sample.true.tolist() == second.sample.true.tolist()
+    place = {price: place for place, price in enumerate(table["price"].to_pylist())}
+    assert 100 < np.mean([place[price] for price in first.sample.true.tolist()]) < 300
+
+
+def test_nothing_is_kept_unasked(models):
+    judge = Judge(models["price"])
+    table = rows(40)
+    judge.add(models["price"].columns(models["price"].encoder(table).x), table["price"])
+    assert judge.found() is not None
+    assert judge.judged() is None
+
+
+def test_coverage_is_told_of_categories_with_enough_rows():
+    model, table = fit(with_cities(300), "price", recipe=TINY), with_cities(400, seed=1)
+    found = judged(model, table, "price").judged()
+    predicted, city, true = model.predict(table).table, table["city"].to_numpy(), table["price"].to_numpy()
+    inside = (predicted["lower"].to_numpy() <= true) & (true <= predicted["upper"].to_numpy())
+    wanted = {name: inside[city == name].mean() for name in ("Bern", "Oslo", "Rome")}  # and not Lyon
+    assert {group.category: group.coverage for group in found.by_category} == pytest.approx(wanted)
+    assert [group.column for group in found.by_category] == ["city"] * 3
+    assert found.by_category[0].category == "Rome"
+    assert [group.coverage for group in found.by_category] == sorted(wanted.values())
+    assert [group.rows for group in found.by_category] == [
+        (city == group.category).sum() for group in found.by_category
+    ]
+    assert [group.is_low for group in found.by_category] == [True, False, False]
+
+
+def test_categories_are_low_by_holms_procedure():
+    names = tuple(f"c{place}" for place in range(6))
+    encoder = SimpleNamespace(columns=[Number("n", 0.0, 1.0, False), Category("kind", names, (), False)])
+    counts = CategoryCounts(encoder)
+    inside = [100, 90, 91, 92, 60, 29]
+    sizes = [100, 100, 100, 100, 100, 29]  # the last is too small
+    place = np.repeat(np.arange(6), sizes)
+    x = np.concatenate([np.zeros((529, 2)), np.eye(6, 8)[place]], 1)
+    counts.add(x, np.concatenate([np.arange(size) < count for size, count in zip(sizes, inside, strict=True)]))
+    p = [binomtest(count, 100, 0.95, alternative="less").pvalue for count in inside[:5]]
+    wanted = rejected_by_holm(p)
+    found = {group.category: group.is_low for group in counts.found()}
+    assert found == {f"c{place}": wanted[place] for place in range(5)}
+    assert [group.category for group in counts.found()] == ["c4", "c1", "c2", "c3", "c0"]
+
+
+def rejected_by_holm(p: list[float], level: float = 0.05) -> list[bool]:
+    """Holm's procedure, written as its adjusted p-values."""
+    order, adjusted, largest = np.argsort(p), np.zeros(len(p)), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, (len(p) - rank) * p[place])
+        adjusted[place] = largest
+    return (adjusted <= level).tolist()
 
 
 def test_rows_without_a_target_or_with_an_unknown_class_are_skipped(models):

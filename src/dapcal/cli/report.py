@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from dapcal.cli.common import Device, Factory, Json, Key, Quiet, checked, output, typer, writable
+from dapcal.cli.common import Device, Factory, Json, Key, Output, Quiet, checked, output, typer, writable
 
 if TYPE_CHECKING:
+    from dapcal.models.judged_rows import Judged
     from dapcal.models.table import TableModel
 
 
@@ -41,7 +42,7 @@ def report(
             said.note(f"the report is about the first {MOST_NEW:,} rows of {data}")
         subject = loaded.subject(model.name, new, "new data" if data is None else data.name)
         if data is not None and isinstance(loaded, TableModel):
-            subject = replace(subject, judged=_judged(loaded, data))
+            subject = replace(subject, judged=_judged(loaded, data, said))
         write(subject, out)
         said.progress("measuring", 1, 1)
         said.result({"file": str(out)}, f"Saved to {out}; open it in a browser")
@@ -50,15 +51,17 @@ def report(
 MOST_NEW = 20_000
 
 
-def _judged(model: TableModel, data: Path) -> tuple[tuple[str, str, str], ...]:
+def _judged(model: TableModel, data: Path, said: Output) -> Judged | None:
     """What the targets of new rows say of predictions, where the file has them; the first rows of it."""
-    from dapcal.models.against_targets import Judge, table_of
+    from dapcal.models.against_targets import Judge
 
-    judge, rows = Judge(model), 0
+    judge, rows = Judge(model, keep=True), 0
     for batch in model.read(data).batches:
-        judge.add(model.columns(batch.x), batch.targets)
-        rows += len(batch.x)
-        if rows >= MOST_NEW or batch.targets is None:
+        if batch.targets is None or rows == MOST_NEW:
             break
-    found = judge.found()
-    return () if found is None else tuple(table_of(found))
+        x = batch.x[: MOST_NEW - rows]
+        judge.add(model.columns(x), batch.targets[: len(x)], x)
+        rows += len(x)
+    if judge.problem is not None:
+        said.note(judge.problem)
+    return judge.judged()

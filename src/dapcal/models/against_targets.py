@@ -10,9 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from torch import Tensor
 
 from dapcal.models.amounts import amount
 from dapcal.models.columns import Columns
+from dapcal.models.drift import Sample
+from dapcal.models.judged_rows import CategoryCounts, Judged, JudgedClasses, JudgedNumbers
 from dapcal.models.table import TableModel
 from dapcal.tables.targets import Classes, labels_of
 from dapcal.tables.values import numbers
@@ -47,10 +50,17 @@ class Quality:
 
 
 class Judge:
-    """Counts what predictions and targets have in common, batch by batch, in bounded memory."""
+    """Counts what predictions and targets have in common, batch by batch, in bounded memory.
 
-    def __init__(self, model: TableModel) -> None:
+    Args:
+        model: what predicts.
+        keep: whether `judged` will be asked for: a sample of the rows is kept, and categories are counted.
+    """
+
+    def __init__(self, model: TableModel, keep: bool = False) -> None:
         self.model, self.target = model, model.target
+        self.sample = Sample() if keep else None
+        self.categories = CategoryCounts(model.encoder)
         self.rows = self.skipped = 0
         self.problem: str | None = None
         classes = len(model.classes)
@@ -60,12 +70,18 @@ class Judge:
         self.edges: np.ndarray | None = None  # between groups of predictions
         self.groups = np.zeros((_GROUPS, 2), np.int64)  # rows, and those inside their interval
 
-    def add(self, columns: Columns, targets: pa.ChunkedArray | None) -> None:
-        """One batch; targets that cannot be read end it with a note."""
+    def add(self, columns: Columns, targets: pa.ChunkedArray | None, x: Tensor | None = None) -> None:
+        """One batch; targets that cannot be read end it with a note.
+
+        Args:
+            columns: predictions.
+            targets: of the same rows; None where the file has none.
+            x: the encoded rows (N, P), for coverage by category.
+        """
         if targets is None or self.problem is not None:
             return
         try:
-            self._classes(columns, targets) if isinstance(self.target, Classes) else self._numbers(columns, targets)
+            self._classes(columns, targets) if isinstance(self.target, Classes) else self._numbers(columns, targets, x)
         except ValueError as error:
             self.problem = f"the target in this file is not looked at: {error}"
 
@@ -79,6 +95,18 @@ class Judge:
         shares = [{"rows": int(n), "coverage": float(inside / n)} for n, inside in self.groups if n]
         value, constant = (math.sqrt(total / self.rows) for total in (self.squared, self.squared_constant))
         return Quality(self.rows, self.skipped, "RMSE", value, constant, {}, float(coverage), shares)
+
+    def judged(self) -> Judged | None:
+        """The same and the rows behind it, for plots; None where no row has a target or none was kept."""
+        found = self.found()
+        if found is None or self.sample is None:
+            return None
+        table, sample = tuple(table_of(found)), self.sample()
+        if isinstance(self.target, Classes):
+            return Judged(table, found.rows, JudgedClasses(sample[:, 0].long(), sample[:, 1:]))
+        true, predicted, lower, upper, flagged = sample.T
+        rows = JudgedNumbers(true, predicted, lower, upper, flagged > 0)
+        return Judged(table, found.rows, rows, found.coverage, self.categories.found())
 
     def _of_classes(self) -> Quality:
         frequent = int(torch.bincount(self.model.train.y.cpu(), minlength=len(self.confusion)).argmax())
@@ -104,12 +132,15 @@ class Judge:
         known = true >= 0
         np.add.at(self.confusion, (true[known], predicted[known]), 1)
         self._counted(known)
+        if self.sample is not None:
+            self._keep(true[known], *columns["probability"][known].T)
 
-    def _numbers(self, columns: Columns, targets: pa.ChunkedArray) -> None:
+    def _numbers(self, columns: Columns, targets: pa.ChunkedArray, x: Tensor | None) -> None:
         true = numbers(targets, self.model.encoder.target)
         known = ~np.isnan(true)
         prediction, lower, upper = (columns[name].reshape(-1)[known] for name in ("prediction", "lower", "upper"))
         true = true[known]
+        is_inside = (lower <= true) & (true <= upper)
         with np.errstate(over="ignore"):  # of targets beyond 1e154 no error is told
             self.squared += float(((prediction - true) ** 2).sum())
             self.squared_constant += float(((self.mean - true) ** 2).sum())
@@ -118,8 +149,17 @@ class Judge:
         if self.edges is not None:
             group = np.searchsorted(self.edges, prediction)
             np.add.at(self.groups, (group, 0), 1)
-            np.add.at(self.groups, (group, 1), (lower <= true) & (true <= upper))
+            np.add.at(self.groups, (group, 1), is_inside)
         self._counted(known)
+        if x is not None:
+            self.categories.add(x.cpu().numpy()[known], is_inside)
+        if self.sample is not None:
+            self._keep(true, prediction, lower, upper, columns["ood"][known])
+
+    def _keep(self, *values: np.ndarray) -> None:
+        """Rows of the sample, from their columns, (N,) each."""
+        assert self.sample is not None
+        self.sample.add(torch.from_numpy(np.column_stack(values).astype(float)))
 
     def _counted(self, known: np.ndarray) -> None:
         self.rows += int(known.sum())

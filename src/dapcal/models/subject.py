@@ -14,6 +14,7 @@ from dapcal.data import Labelled, check_inputs
 from dapcal.likelihoods import Likelihood
 from dapcal.models.columns import Unit
 from dapcal.models.drift import Drift
+from dapcal.models.judged_rows import Judged
 
 Row = dict[str, str]
 """A table's row as a person reads it: column name to text."""
@@ -57,7 +58,7 @@ class Subject:
             `calibrated` knows of.
         gaps: what gap cross-validation chose, where it was asked.
         drifts: of a table: columns of `new` that differ from training as a whole.
-        judged: of a table: what targets among the new data say: what, value, and that of the trivial answer.
+        judged: of a table: what targets among the new data say of predictions.
         missing: of a table: inputs to the columns without a value, of each.
         unusual: of a table: inputs to the columns that are unusual by themselves, and what is unusual about them.
     """
@@ -78,7 +79,7 @@ class Subject:
     judges: Tensor | None = None
     gaps: GapChoice | None = None
     drifts: tuple[Drift, ...] = ()
-    judged: tuple[tuple[str, str, str], ...] = ()
+    judged: Judged | None = None
     missing: Callable[[Tensor], list[list[str]]] | None = None
     unusual: Callable[[Tensor], list[dict[str, str]]] | None = None
 

@@ -9,9 +9,9 @@ from dapcal.report.kit.markup import cut, paragraph, table
 def section(examples: Examples) -> str:
     """The table; empty where the new data have no target."""
     subject = examples.subject
-    if not subject.judged:
+    if subject.judged is None:
         return ""
     trivial = "the most frequent class" if subject.is_classification else "the mean of the training rows"
     lead = f"The new data hold {cut(subject.target)} as well, so predictions can be compared with it."
-    rows = [(cut(what, 60), value, other) for what, value, other in subject.judged]
+    rows = [(cut(what, 60), value, other) for what, value, other in subject.judged.table]
     return paragraph(lead) + table(f"Quality on {cut(subject.new_name)}", ("", "model", f"always {trivial}"), rows)
