@@ -16,6 +16,7 @@ from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
 from dapcal.models.columns import Unit
+from dapcal.models.judged_rows import GroupCoverage, Judged, JudgedClasses, JudgedNumbers
 from dapcal.models.subject import Axis, Picture, Subject
 from dapcal.png import image_png
 from dapcal.posteriors import ensemble, gaussian
@@ -110,6 +111,30 @@ def table(n: int = 300) -> Subject:
         new=new,
         new_name="offers of May",
     )
+
+
+@cache
+def with_amounts() -> Subject:
+    """The same, whose new rows have the target: amounts of seven digits, and categories that intervals miss."""
+    generator = torch.Generator().manual_seed(4)
+    predicted = 2e6 * (1 + torch.rand(120, generator=generator, dtype=torch.float64))
+    true = predicted + 2e5 * torch.randn(120, generator=generator, dtype=torch.float64)
+    rows = JudgedNumbers(true, predicted, predicted - 4e5, predicted + 4e5, torch.arange(120) >= 100)
+    groups = (
+        GroupCoverage("town", TOWNS[2], 40, 0.7, is_low=True),
+        GroupCoverage("a column with a long name", "a category with a long name", 60, 0.94, is_low=False),
+    )
+    lines = (("error (root mean square)", "200,000", "600,000"),)
+    return replace(table(), judged=Judged(lines, 120, rows, 0.95, groups))
+
+
+@cache
+def with_classes() -> Subject:
+    """The moons, with new ones whose class is known."""
+    new = moons(80, torch.Generator().manual_seed(5))
+    probabilities = two_moons().calibrated(new.x).probs.double()
+    judged = Judged((("share right", "95 %", "50 %"),), 80, JudgedClasses(new.y, probabilities))
+    return replace(two_moons(), new=new.x, judged=judged)
 
 
 def shown_rows(x: Tensor) -> list:

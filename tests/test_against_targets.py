@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -179,11 +181,7 @@ def test_rows_without_a_target_or_with_an_unknown_class_are_skipped(models):
 def test_predict_and_report_tell_it(models, tmp_path):
     for name, words in (("price", "Off by "), ("kind", "Right in ")):
         models[name].save(tmp_path / "m.dap")
-        with (tmp_path / "new.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            table = rows(80, seed=3)
-            writer.writerow(table.column_names)
-            writer.writerows(zip(*table.to_pydict().values(), strict=True))
+        csv_of(rows(80, seed=3), tmp_path / "new.csv")
         given = ["predict", tmp_path / "m.dap", tmp_path / "new.csv", "-o", tmp_path / "out.csv"]
         said = run(*given)
         assert words in said.stdout, said.output
@@ -191,7 +189,34 @@ def test_predict_and_report_tell_it(models, tmp_path):
         assert json.loads(run(*given, "--json").stdout)["quality"]["rows"] == 80
         page = tmp_path / "report.html"
         assert run("report", tmp_path / "m.dap", "--data", tmp_path / "new.csv", "-o", page).exit_code == 0
-        assert "How good is it on the new data?" in page.read_text(encoding="utf-8")
+        shown = page.read_text(encoding="utf-8")
+        assert "How good is it on the new data?" in shown
+        assert ("How near are its predictions?" in shown) == (name == "price")
+        assert ("Does it tell the classes apart?" in shown) == (name == "kind")
+
+
+def test_the_report_says_why_targets_are_not_looked_at(models, tmp_path):
+    models["price"].save(tmp_path / "m.dap")
+    (tmp_path / "new.csv").write_text("area,rooms,price\n80,3,a lot\n")
+    said = run("report", tmp_path / "m.dap", "--data", tmp_path / "new.csv", "-o", tmp_path / "report.html")
+    assert said.exit_code == 0, said.output
+    assert "the target in this file is not looked at" in said.stderr
+
+
+def test_the_report_judges_no_more_rows_than_it_is_about(models, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules["dapcal.cli.report"], "MOST_NEW", 50)
+    models["price"].save(tmp_path / "m.dap")
+    csv_of(rows(80, seed=3), tmp_path / "new.csv")
+    page = tmp_path / "report.html"
+    assert run("report", tmp_path / "m.dap", "--data", tmp_path / "new.csv", "-o", page).exit_code == 0
+    assert "All 50 rows." in page.read_text(encoding="utf-8")
+
+
+def csv_of(table: pa.Table, path: Path) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.column_names)
+        writer.writerows(zip(*table.to_pydict().values(), strict=True))
 
 
 def test_targets_beyond_all_numbers_leave_no_answer_but_null(models, tmp_path):

@@ -21,7 +21,13 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
-CASES = {"moons": report_cases.two_moons, "table": report_cases.table, "images": report_cases.images}
+CASES = {
+    "moons": report_cases.two_moons,
+    "table": report_cases.table,
+    "images": report_cases.images,
+    "amounts": report_cases.with_amounts,
+    "classes": report_cases.with_classes,
+}
 WIDE, PHONE = 1100, 360
 
 
@@ -145,9 +151,10 @@ def test_words_do_not_become_markup(opened):
     assert "<script>alert(1)</script>" in page.locator("main").inner_text()
 
 
-def test_labels_do_not_overlap(opened):
+@pytest.mark.parametrize("name", ["moons", "amounts", "classes"])
+def test_labels_do_not_overlap(opened, name):
     """No two tick labels of one axis may touch, on a phone either."""
-    page = opened("moons", width=PHONE)
+    page = opened(name, width=PHONE)
     overlaps = page.evaluate(
         """() => [...document.querySelectorAll("svg.chart")].flatMap(chart => {
             const labels = [...chart.querySelectorAll("text.tick")]
@@ -160,8 +167,17 @@ def test_labels_do_not_overlap(opened):
     assert overlaps == []
 
 
-def test_labels_stay_inside_their_chart(opened):
-    page = opened("table", width=PHONE)
+def test_tables_of_new_targets_fit_a_phone(opened):
+    for name, sections in (("amounts", ["new-quality", "new-categories"]), ("classes", ["new-quality"])):
+        page = opened(name, width=PHONE)
+        for section in sections:
+            box = page.locator(f"#{section} .scroll")
+            assert box.evaluate("box => box.scrollWidth <= box.clientWidth")
+
+
+@pytest.mark.parametrize("name", ["table", "amounts", "classes"])
+def test_labels_stay_inside_their_chart(opened, name):
+    page = opened(name, width=PHONE)
     outside = page.evaluate(
         """() => [...document.querySelectorAll("svg.chart")].flatMap(chart => {
             const box = chart.getBoundingClientRect();

@@ -98,6 +98,16 @@ def test_reliability_shows_how_often_it_is_right_before_and_after():
         assert_close(chart.dots(when), doubles(wanted), atol=0.005, rtol=0)
 
 
+def test_reliability_of_two_classes_is_drawn_from_one_half():
+    sure = how_sure.measure(examples_of("two_moons"))
+    for name, found in (("two_moons", sure), ("images", how_sure.measure(examples_of("images")))):
+        before = found.before._replace(bin_counts=(0,) * 4 + (int(name == "images"),) + found.before.bin_counts[5:])
+        before = before._replace(bin_confidence=(0.45,) * 5 + before.bin_confidence[5:], bin_accuracy=(0.4,) * 10)
+        chart = drawn_in(how_sure.section(examples_of(name), found._replace(before=before)), percent=True)[0]
+        assert float(chart.lines("ideal")[0][0, 0]) == pytest.approx(0.5 if name == "two_moons" else 0.0, abs=0.005)
+        assert_close(chart.lines("ideal")[0][:, 0], chart.lines("ideal")[0][:, 1], atol=0.005, rtol=0)
+
+
 def test_coverage_shows_what_intervals_keep_and_what_chance_may_do():
     examples = examples_of("table")
     sure = how_sure.measure(examples)

@@ -19,6 +19,9 @@ from dapcal.report.questions import (
     gaps,
     highest_scores,
     how_sure,
+    new_amounts,
+    new_categories,
+    new_classes,
     new_quality,
     phi,
     plane,
@@ -35,6 +38,13 @@ def page(examples: Examples) -> str:
     answers = [
         ("quality", "How good is it?", accuracy.section(examples, good, sure)),
         ("new-quality", "How good is it on the new data?", new_quality.section(examples)),
+        (
+            "new-classes",
+            "Does it tell the classes apart?",
+            new_classes.section(examples, new_classes.measure(examples)),
+        ),
+        ("new-amounts", "How near are its predictions?", new_amounts.section(examples, new_amounts.measure(examples))),
+        ("new-categories", "Do intervals hold in every category?", new_categories.section(examples)),
         ("calibration", "Does it know how good it is?", how_sure.section(examples, sure)),
         ("columns", "What does it look at?", column_effects.section(examples, column_effects.measure(examples))),
         ("plane", "What it knows, and where", plane.section(examples, plane.measure(examples))),

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
+
+_SIZES = ((1e5, 1.0, ""), (1e8, 1e3, "thousands"), (1e11, 1e6, "millions"), (1e14, 1e9, "billions"))
+
+
+class Size(NamedTuple):
+    """What the numbers of an axis are divided by, and the word for it."""
+
+    divisor: float
+    word: str
 
 
 def number(value: float, digits: int = 3) -> str:
@@ -37,3 +47,12 @@ def percent(share: float) -> str:
         return "–"
     near_end = 0 < share < 0.0195 or 0.9805 < share < 1
     return f"{100 * share:.1f} %" if near_end else f"{100 * share:.0f} %"
+
+
+def size_of(largest: float) -> Size:
+    """In what size numbers up to `largest` are written short.
+
+    >>> size_of(99_000), size_of(755_000), size_of(-2e9)
+    (Size(divisor=1.0, word=''), Size(divisor=1000.0, word='thousands'), Size(divisor=1000000.0, word='millions'))
+    """
+    return next((Size(divisor, word) for limit, divisor, word in _SIZES if abs(largest) < limit), Size(1.0, ""))

@@ -65,6 +65,7 @@ svg .label { font-weight: 600; paint-order: stroke; stroke: var(--ground); strok
 .line.out { stroke: var(--out); stroke-dasharray: 7 2; } .line.out2 { stroke: var(--out2); stroke-dasharray: 2 2; }
 .dot { stroke: var(--ground); stroke-width: 1; }
 .dot.before, .bar.before { fill: var(--before); } .dot.after, .bar.after { fill: var(--after); }
+.dot.out { fill: var(--out); } .dot.many { opacity: .55; }
 .bar { opacity: .75; } .bar.soft { opacity: .45; }
 .band { fill: var(--soft); opacity: .18; }
 line.mark { stroke: var(--mark); stroke-width: 1.6; } svg text.mark { fill: var(--mark); }
@@ -80,6 +81,8 @@ line.reference { stroke: var(--soft); stroke-dasharray: 2 3; } svg text.referenc
 .legend .train::before { border-color: var(--train); } .legend .held::before { border-color: var(--held); }
 .legend .out::before { border-top: 3px dashed var(--out); }
 .legend .out2::before { border-top: 3px dotted var(--out2); }
+.legend .dots::before { width: .65em; height: .65em; border: 0; border-radius: 50%; vertical-align: 0; }
+.legend .dots.after::before { background: var(--after); } .legend .dots.out::before { background: var(--out); }
 .scroll { overflow-x: auto; margin: .8rem 0; max-width: 100%; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); font-size: .87rem; padding-bottom: .3rem; }

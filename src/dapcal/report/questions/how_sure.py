@@ -212,10 +212,12 @@ def _coverage(examples: Examples, answers: Answers) -> Coverage:
 
 
 def _reliability_chart(found: Reliability, when: str) -> str:
-    """Over how many inputs each bin holds."""
-    plot = Plot(_UNIT, _UNIT, bottom=96)
-    counts = Plot(_UNIT, Scale(0, max(found.bin_counts)), top=HEIGHT - 78)
-    parts = [plot.line([(0, 0), (1, 1)], "ideal", "as often right as it says")]
+    """Over how many inputs each bin holds; from 1/2 where no confidence lies under it, as of two classes."""
+    least = 0.0 if any(found.bin_counts[: BINS // 2]) else 0.5
+    shown = Scale(least, 1)
+    plot = Plot(shown, _UNIT, bottom=96)
+    counts = Plot(shown, Scale(0, max(found.bin_counts)), top=HEIGHT - 78)
+    parts = [plot.line([(least, least), (1, 1)], "ideal", "as often right as it says")]
     for place, count in enumerate(found.bin_counts):
         if not count:
             continue
