@@ -110,6 +110,21 @@ def test_options_of_fit_are_heeded(folder: Path, tmp_path: Path):
     assert load(tmp_path / "c.dap").encoder.expected["rooms"] == "category"
 
 
+def test_ids_are_left_out_unless_they_are_asked_for(tmp_path: Path):
+    random = np.random.default_rng(0)
+    rows = [
+        f"{i},{a:.3f},{2 * a:.2f}"
+        for i, a in zip(9000 + random.permutation(300)[:200], random.random(200), strict=True)
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(["customer,area,price", *rows]))
+    arguments = ["fit", tmp_path / "t.csv", "--target", "price", "-o", tmp_path / "m.dap", *SMALL, "--fast"]
+    told = " ".join(run(*arguments).stderr.split())
+    assert "column `customer` numbers the rows (whole numbers, none of them twice): left out; --number customer" in told
+    assert [column.name for column in load(tmp_path / "m.dap").encoder.columns] == ["area"]
+    assert run(*arguments, "--number", "customer").exit_code == 0
+    assert [column.name for column in load(tmp_path / "m.dap").encoder.columns] == ["customer", "area"]
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "parquet"])
 def test_predict_gives_a_row_for_every_row(suffix: str, folder: Path, tmp_path: Path):
     out = tmp_path / f"out.{suffix}"

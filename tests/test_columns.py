@@ -257,11 +257,42 @@ def test_a_running_number_is_left_out_and_years_stay_with_a_note():
     for first, step in ((0, 1), (1, 1), (0, 7)):  # in any order
         numbers = [first + step * i % 30 for i in range(30)]
         encoder = fit_encoder(pa.table({"a": numbers, "b": [i % 3 for i in range(30)], "y": [0.5] * 30}), "y")
-        assert encoder.notes == ("column `a` counts the rows, so it names them: left out",)
+        assert encoder.notes == (
+            "column `a` numbers the rows (whole numbers, none of them twice): left out; --number a learns it",
+        )
     encoder = fitted([float(1990 + i) for i in range(30)])
     assert len(encoder.columns) == 1
     assert "one more from row to row: if it only names them, leave it out with --drop a" in encoder.notes[0]
     assert fitted([float(i) for i in range(5)]).notes == ()
+
+
+@pytest.mark.parametrize(("first", "rows", "of"), [(1, 712, 891), (5000, 275, 400), (0, 61, 200)])
+def test_ids_are_left_out_although_some_are_missing_and_in_any_order(first, rows, of):
+    numbers = first + np.random.default_rng(0).permutation(of)[:rows]
+    table = pa.table({"id": numbers, "b": np.arange(rows) % 3, "y": np.zeros(rows)})
+    encoder = fit_encoder(table, "y")
+    assert encoder.dropped == ("id",)
+    note = "column `id` numbers the rows (whole numbers, none of them twice): left out; --number id learns it"
+    assert encoder.notes[0] == note
+    kept = fit_encoder(table, "y", numbers=["id"])
+    assert [column.name for column in kept.columns] == ["id", "b"]
+    with pytest.raises(ValueError, match="did you mean `id`"):
+        fit_encoder(table, "y", numbers=["ids"])
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.arange(1850, 2020),  # years
+        np.append(np.arange(5000, 5200), 5000),  # one of them twice
+        4.5 * np.arange(200),
+        np.arange(5000, 5060),  # too few
+        5 * np.arange(200),  # too far apart
+        np.append(np.arange(5000, 5200.0), np.nan),
+    ],
+)
+def test_numbers_that_may_be_amounts_are_learnt(numbers):
+    assert len(fitted(np.random.default_rng(0).permutation(numbers).tolist()).columns) == 1
 
 
 def test_an_option_in_an_error_can_be_copied_to_a_shell():
@@ -484,7 +515,7 @@ def test_new_levels_are_rare_ones_where_they_are_to_be_expected():
 
 def test_a_column_whose_levels_hardly_repeat_is_left_out():
     cabins = [f"cabin {i // 2 if i < 60 else i}" for i in range(90)]
-    encoder = fit_encoder(pa.table({"cabin": cabins, "a": list(range(0, 180, 2)), "y": [0.5] * 90}), "y")
+    encoder = fit_encoder(pa.table({"cabin": cabins, "a": [i / 2 for i in range(90)], "y": [0.5] * 90}), "y")
     assert [column.name for column in encoder.columns] == ["a"]
     assert "none of them in 5 rows: left out" in encoder.notes[0]
 

@@ -99,6 +99,22 @@ def test_columns_that_count_the_rows_are_found_in_a_sample(monkeypatch):
     assert drawn([pa.table(columns)], 0).counters() == ["from zero"]
 
 
+def test_ids_in_any_order_are_found_in_a_sample(monkeypatch):
+    monkeypatch.setattr(sampling, "MOST_CELLS", 400)
+    monkeypatch.setattr(sampling, "MOST_ROWS", 100)
+    n = 200
+    random = np.random.default_rng(0)
+    columns = {
+        "shuffled": random.permutation(n),
+        "with gaps": 7000 + random.permutation(700)[:n],
+        "amounts": random.permutation(100 * n)[:n],
+        "repeated": random.integers(0, 700, n),
+    }
+    assert drawn([pa.table(columns)], 0).counters() == ["shuffled", "with gaps"]
+    few = drawn([pa.table(columns)], 0)
+    assert not few._replace(table=few.table.slice(0, 61)).counters()[1:], "of so few none need be there twice"
+
+
 @pytest.mark.parametrize("target", ["price", "kind"])
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_fit_streams_what_it_cannot_hold(target: str, suffix: str, small, tmp_path: Path):
@@ -112,7 +128,7 @@ def test_fit_streams_what_it_cannot_hold(target: str, suffix: str, small, tmp_pa
     told = " ".join(result.stderr.split())
     assert "the table has 700 rows, too many to hold" in told
     assert "are those of 200 rows drawn at random" in told
-    assert "column `row` counts the rows" in told
+    assert "column `row` numbers the rows" in told
     model = load(out)
     assert len(model.train.x) + len(model.held_out.x) == 200
     assert any("500 other rows, 4 times each" in note for note in model.calibrated.notes)

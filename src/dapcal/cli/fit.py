@@ -42,6 +42,9 @@ def fit(
     category: Annotated[
         list[str] | None, typer.Option(help="Column whose numbers are names (a postcode); may be given several times.")
     ] = None,
+    number: Annotated[
+        list[str] | None, typer.Option(help="Column of numbers to learn even if they seem to be ids of the rows.")
+    ] = None,
     posterior: Annotated[
         str | None, typer.Option(help="ensemble (by default), tabm, laplace, variational, swag or dropout.")
     ] = None,
@@ -115,7 +118,10 @@ def fit(
         if hidden is not None:
             recipe = replace(recipe, hidden=_widths(hidden))
         said.progress("reading", 0, None)
-        kinds: dict[str, tables.Kind] = dict.fromkeys(category or (), "category")
+        kinds: dict[str, tables.Kind] = {
+            **dict.fromkeys(category or (), "category"),
+            **dict.fromkeys(number or (), "number"),
+        }
         names = tables.columns_of(train)
         _check_target(target, names)
         left_out = _several(drop or (), names)
@@ -137,6 +143,7 @@ def fit(
             class_weights=None if class_weight is None else _class_weights(class_weight),
             log=log,
             estimators=brought,
+            numbers=number or (),
         )
         for note in model.notes:
             said.note(note)

@@ -22,6 +22,7 @@ from dapcal.models.table import TableModel, outputs_of
 from dapcal.progress import Stages
 from dapcal.recipes import Recipe
 from dapcal.tables import Encoder, Kind, Sample
+from dapcal.tables.fitting import ids_left_out
 from dapcal.tables.targets import Classes, Numbers, TaskName, guess, usable, with_target
 from dapcal.tables.values import texts
 
@@ -42,6 +43,7 @@ def fit(
     class_weights: str | Mapping[str, float] | None = None,
     log: bool | None = None,
     estimators: Sequence[Any] = (),
+    numbers: Sequence[str] = (),
 ) -> TableModel:
     """Learn to predict a column from the others; a sample that is the whole table is fitted as it is.
 
@@ -60,6 +62,7 @@ def fit(
         class_weights: how much the rows of a class count.
         log: whether logarithms of the target are learnt.
         estimators: in place of networks; of a table that is too large to hold they learn the sample alone.
+        numbers: columns to learn even if they look as if they numbered the rows.
     """
     recipe, told = recipe or Recipe(), progress or (lambda *_: None)
     if not sample.is_all and recipe.refit and (weight is not None or class_weights is not None):
@@ -67,7 +70,7 @@ def fit(
             f"Expected rows that count alike in a table of {sample.rows:,} rows, too many to hold; leave the weights "
             "out, or use --fast, which learns from a sample of the rows alone"
         )
-    counters = [name for name in sample.counters() if name != target and name not in drop]
+    counters = [name for name in sample.counters() if name != target and name not in (*drop, *numbers)]
     table, rare = (sample.table, []) if sample.is_all else _without_rare(sample.table, target, task)
     model = table_fitting.fit(
         table,
@@ -83,13 +86,14 @@ def fit(
         class_weights=class_weights,
         log=log,
         estimators=estimators,
+        numbers=numbers,
     )
     if sample.is_all:
         return model
     notes = [
         f"the table has {sample.rows:,} rows, too many to hold: columns, distances and calibration are those of "
         f"{len(table):,} rows drawn at random",
-        *(f"column `{name}` counts the rows, so it names them: left out" for name in counters),
+        *map(ids_left_out, counters),
         *([f"the estimator learns {len(model.train.x):,} of these rows, and no others"] if estimators else []),
         *rare,
     ]

@@ -43,6 +43,7 @@ def fit(
     class_weights: str | Mapping[str, float] | None = None,
     log: bool | None = None,
     estimators: Sequence[Any] = (),
+    numbers: Sequence[str] = (),
 ) -> TableModel:
     """Learn to predict a column from the others.
 
@@ -62,9 +63,10 @@ def fit(
         log: whether logarithms of the target are learnt, so that errors count in proportion; by default where
             `dapcal.recipes.logarithm` says that it is likelier so.
         estimators: in place of networks, with a recipe of that posterior, as in `dapcal.recipes.fit`.
+        numbers: columns to learn even if they look as if they numbered the rows.
     """
     drop = (*drop, *([weight] if weight is not None and weight not in drop else []))
-    encoder = fit_encoder(table, target, drop, unusable, drop_unusable)
+    encoder = fit_encoder(table, target, drop, unusable, drop_unusable, numbers)
     rows, left_out = with_target(table, target)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)

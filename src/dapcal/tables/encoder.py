@@ -26,12 +26,13 @@ def fit_encoder(
     drop: Sequence[str] = (),
     unusable: Mapping[str, str] | None = None,
     drop_unusable: bool = False,
+    numbers: Sequence[str] = (),
 ) -> Encoder:
     """Learn from the training rows how every column but the target is encoded.
 
     Refused, because a number must be made of it first: free text. Dropped with a note: columns without a value,
-    texts that are different in every row, and numbers that count the rows (they name rows, and say nothing about new
-    ones).
+    texts that are different in every row, and numbers that number the rows (they name rows, and say nothing about new
+    ones; `dapcal.tables.fitting.are_ids`).
 
     Args:
         table: training rows, as `dapcal.tables.files.read` gives them.
@@ -39,8 +40,9 @@ def fit_encoder(
         drop: columns to leave out.
         unusable: columns that are known to be so, and why (`dapcal.tables.files.read`).
         drop_unusable: leave out what would be refused, with a note.
+        numbers: columns to learn even if they look as if they numbered the rows.
     """
-    for name in (target, *drop):
+    for name in (target, *drop, *numbers):
         find(table, name)
     if target in drop:
         raise ValueError(f"Column `{target}` is the target and cannot be dropped")
@@ -56,7 +58,7 @@ def fit_encoder(
         if name == target or name in drop or name in problems:
             continue
         try:
-            column, note = fit_column(table[name], name)
+            column, note = fit_column(table[name], name, name in numbers)
         except ValueError as error:
             problems[name] = str(error)
             continue

@@ -25,17 +25,30 @@ OPEN = 0.05  # chance that a new row has a new level, beyond which that is nothi
 MANY_ONCE = 10  # levels that one row has, of which that chance is told
 FEWEST = 5  # rows of a level that has a column of its own, where new levels are to be expected
 
+_FEWEST_IDS = 60  # numbers; of as few or fewer, all may well be different by chance
+_LONGEST_IDS = 4  # times the rows, over which ids spread at most: three of four may lie in another file
+_REPEATS = 7  # numbers that occur twice, of which chance would give as many: it gives none with chance exp(−7)
+_YEARS = 1800, 2100
+
 _CLOCK = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
 
 
-def fit_column(values: pa.ChunkedArray, name: str) -> tuple[Number | Category | Date | None, str | None]:
-    """A fitted column, or None if it is of no use; and what there is to say about it."""
+def fit_column(
+    values: pa.ChunkedArray, name: str, learnt: bool = False
+) -> tuple[Number | Category | Date | None, str | None]:
+    """A fitted column, or None if it is of no use; and what there is to say about it.
+
+    Args:
+        values: of the training rows.
+        name: of the column.
+        learnt: whether numbers are learnt even if they look like ids.
+    """
     if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
         return fit_date(values, name) if len(values.drop_null()) else (None, f"column `{name}` has no values: left out")
     if pa.types.is_temporal(values.type):
         raise ValueError(_time_advice(name))
     if is_number(values.type):
-        return _fit_number(values, name)
+        return _fit_number(values, name, learnt)
     if is_text(values.type) or any(
         is_one(values.type) for is_one in (pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null)
     ):
@@ -66,6 +79,35 @@ def are_dates(present: pa.ChunkedArray) -> bool:
     return bool(pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.9)
 
 
+def are_ids(values: np.ndarray, rows: int | None = None) -> bool:
+    """Whether numbers (N,) name rows: whole, all different, and so close together that chance would repeat some.
+
+    Of N numbers drawn from a span of R, N²/2R pairs are equal on average (the birthday problem). Ids are learnt by
+    heart, and those of new rows are unlike all that was learnt. Years (1800 to 2100) are not taken for ids: there may
+    be one row a year, and a trend in it.
+
+    Args:
+        values: none of them missing.
+        rows: of the table, if these are a sample of it.
+    """
+    least, greatest = values.min(), values.max()
+    pairs = len(values) * (len(values) - 1) / 2
+    span = greatest - least
+    if len(values) <= _FEWEST_IDS or not span < _LONGEST_IDS * (rows or len(values)) or pairs < _REPEATS * span:
+        return False
+    if _YEARS[0] <= least and greatest <= _YEARS[1]:
+        return False
+    return bool((values == np.round(values)).all()) and len(np.unique(values)) == len(values)
+
+
+def ids_left_out(name: str) -> str:
+    """A note."""
+    return (
+        f"column `{name}` numbers the rows (whole numbers, none of them twice): left out; --number {quote(name)} "
+        "learns it"
+    )
+
+
 def alike(levels: Sequence[str], where: str) -> str | None:
     """A note about names that differ in capitals alone."""
     groups: dict[str, list[str]] = {}
@@ -77,7 +119,7 @@ def alike(levels: Sequence[str], where: str) -> str | None:
     return f"{where} holds {', '.join(map(repr, twins))}, which count as different; spell them alike if they are not"
 
 
-def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str | None]:
+def _fit_number(values: pa.ChunkedArray, name: str, learnt: bool) -> tuple[Number | None, str | None]:
     all_values = numbers(values, name)
     present = all_values[~np.isnan(all_values)]
     if not len(present):
@@ -86,9 +128,11 @@ def _fit_number(values: pa.ChunkedArray, name: str) -> tuple[Number | None, str 
     note = None
     if not deviation and len(present) == len(all_values) > 1:
         note = _constant(name, present[0])
-    elif len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
+    elif not learnt and len(present) == len(all_values) and are_ids(present):
+        return None, ids_left_out(name)
+    elif not learnt and len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
         if present.min() in (0, 1):
-            return None, f"column `{name}` counts the rows, so it names them: left out"
+            return None, ids_left_out(name)
         note = (  # years, perhaps
             f"column `{name}` is one more from row to row: if it only names them, leave it out with --drop "
             f"{quote(name)}, or every new row will look far from the training data"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dapcal.tables.fitting import are_ids
 from dapcal.tables.values import is_number, numbers
 
 MOST_CELLS = 20_000_000  # of a table that is held as a whole
@@ -43,7 +44,10 @@ class Sample(NamedTuple):
             yield batch.filter(pa.array(others))
 
     def counters(self) -> list[str]:
-        """Columns of a sample that count the rows of the table: whole numbers that rise, no more than one a row."""
+        """Columns of a sample that number the rows of the table: whole numbers that rise, no more than one a row.
+
+        In any other order they are ids by the rule of a whole table, `dapcal.tables.fitting.are_ids`.
+        """
         return [] if self.is_all else [name for name in self.table.column_names if self._counts(name)]
 
     def _counts(self, name: str) -> bool:
@@ -51,8 +55,10 @@ class Sample(NamedTuple):
         if not is_number(column.type) or column.null_count:
             return False
         values = numbers(column, name)
-        whole = bool((values == np.round(values)).all())
-        return whole and bool((np.diff(values) > 0).all()) and values[-1] - values[0] < self.rows
+        if are_ids(values, self.rows):
+            return True
+        rises = bool((values == np.round(values)).all() and (np.diff(values) > 0).all())
+        return rises and values[-1] - values[0] < self.rows
 
 
 def drawn(batches: Iterable[pa.Table], seed: int) -> Sample:
