@@ -13,7 +13,7 @@ import report_cases
 from cases import doubles
 from dapcal.distances import Distance, FittedSpace, mmd, nearest
 from dapcal.distances.projectors import Identity, project
-from dapcal.explain import explain, explainer
+from dapcal.explain import explain, explainer, far_columns
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +199,17 @@ def test_what_cannot_be_explained(table):
     images = report_cases.images()
     with pytest.raises(ValueError, match="leave them out"):
         explain(images.calibrated, images.train.x, images.new[:1], ("a",))
+
+
+def test_far_columns_of_many_rows_are_those_of_every_row(table):
+    one_by_one = explainer(table.calibrated, table.train.x, table.features)
+    x = table.new[50:90]
+    found = far_columns(table.train.x, table.features)(x, most=99)
+    some = far_columns(table.train.x, table.features, most=30)(x)
+    for place, row in enumerate(found):
+        columns = one_by_one(x[place : place + 1]).columns
+        expected = [column.name for column in columns if column.is_far or column.is_outside]
+        assert list(row) == (expected or [columns[0].name])
+        assert all(row.values()) == bool(expected)
+        assert 1 <= len(some[place]) <= 3
+    assert {len(row) for row in found} != {1}

@@ -68,6 +68,23 @@ def test_one_wrong_unit_among_twenty_three_columns_is_flagged_and_named(model):
     }
 
 
+def test_every_flag_says_what_is_behind_it(model):
+    """Before: half of the flags by distance or doubt named no column."""
+    table = houses(1500, seed=7)
+    predicted = model.predict(table)
+    found, columns = predicted.table.to_pylist(), model.columns(predicted.encoded.x)
+    flagged = [place for place, row in enumerate(found) if row["ood"]]
+    assert len(flagged) > 20
+    for place in flagged:
+        far = "far" in found[place]["reason"] or found[place]["distance"] > 0 or "columns" in found[place]["reason"]
+        assert found[place]["unusual"]
+        assert bool(columns["unusual"][place]) or not far or "uncertain" in found[place]["reason"]
+        if not columns["unusual"][place]:
+            assert found[place]["unusual"] == "no column is far: the draws disagree"
+    assert any("from the nearest rows" in found[place]["unusual"] for place in flagged)
+    assert not any(row["unusual"] for row in found if not row["ood"])
+
+
 def test_ordinary_rows_are_flagged_as_often_as_they_should_be(model):
     flagged = np.array(model.predict(houses(2000, seed=3)).table["ood"].to_pylist()).mean()
     judges = len(model.calibrated.evidence.held_out)

@@ -219,6 +219,57 @@ class Explainer:
         return tuple(sorted(found, key=lambda column: -column.share))
 
 
+@dataclass(frozen=True, eq=False)
+class FarColumns:
+    """The columns in which rows differ from their nearest training rows, of many rows at once.
+
+    Attributes:
+        train: training rows (T, P), of many rows some.
+        names: of the table's columns, G.
+        groups: which of them each input column belongs to, (P,).
+        neighbours: how many training rows a row is compared with.
+        index: of `train`.
+        usual: what a training row differs from its own neighbours at most, as a rule, (G,).
+    """
+
+    train: Tensor
+    names: tuple[str, ...]
+    groups: Tensor
+    neighbours: int
+    index: NeighborIndex
+    usual: Tensor
+
+    def __call__(self, x: Tensor, most: int = 3) -> list[dict[str, bool]]:
+        """For every row (N, P) the columns that are further than usual, largest share of the distance first.
+
+        Where none is, the one with the largest share alone. The values say whether a column is further than usual.
+        """
+        x = Identity()(x.to(self.train.device))
+        near = self.index.query(x, self.neighbours)[1].to(x.device)
+        squared = _squared_differences(self.train, x, near, self.groups, len(self.names))  # (N, G)
+        beyond = ((x < self.train.amin(0)) | (x > self.train.amax(0))).cpu()
+        outside = torch.zeros(squared.shape).index_add(1, self.groups.cpu(), beyond.float()) > 0
+        is_far = (squared.sqrt() > self.usual) | outside
+        found = []
+        for far, order in zip(
+            is_far.tolist(), squared.argsort(dim=1, descending=True, stable=True).tolist(), strict=True
+        ):
+            places = [place for place in order if far[place]][:most]
+            found.append({self.names[place]: far[place] for place in places or order[:1]})
+        return found
+
+
+def far_columns(train_x: Tensor, features: Sequence[str], neighbours: int = 5, most: int = 5000) -> FarColumns:
+    """What is usual for training inputs (T, P), of which at most `most` are looked at; `features` as in `explain`."""
+    train = Identity()(train_x)
+    if len(train) > most:
+        rows = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))[:most].sort().values
+        train = train[rows.to(train.device)]
+    names, groups = _grouped(tuple(features), train)
+    index, k = TorchIndex(train), min(neighbours, len(train))
+    return FarColumns(train, names, groups, k, index, _usual(index, train, groups, len(names), k))
+
+
 def _clue(name: str, piece: Piece) -> Clue:
     p_value = float(piece.p_value[0])
     return Clue(name, float(piece.standardised[0]), None if math.isnan(p_value) else p_value)

@@ -23,7 +23,8 @@ from dapcal.artifact import Stored
 from dapcal.calibrate import Calibrated
 from dapcal.calibration.gap_choice import GapChoice, from_json
 from dapcal.data import Labelled, split
-from dapcal.evidence import COLUMNS, in_words
+from dapcal.evidence import COLUMNS, DOUBT, in_words
+from dapcal.explain import FarColumns, far_columns
 from dapcal.models import table_files
 from dapcal.models.columns import Columns, Unit, flat, in_unit, named
 from dapcal.models.drift import drifts
@@ -32,7 +33,7 @@ from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
 from dapcal.models.row_notes import RowNotes
 from dapcal.models.subject import Axis, Subject
-from dapcal.models.unusual import unusual
+from dapcal.models.unusual import ONLY_DOUBT, far, unusual
 from dapcal.posteriors.trees import TreePosterior
 from dapcal.reading import refused_if_damaged
 from dapcal.recipes import Recipe
@@ -47,6 +48,7 @@ from dapcal.trying import with_first_rows
 
 _NUMBERS_AT_ONCE = 2**22  # outputs of all draws that a prediction holds at a time
 _NOT_WRITTEN = ("ood_score",)  # a p-value says it in a unit that people know
+_DOUBT = {in_words(DOUBT, is_classes): ONLY_DOUBT[is_classes] for is_classes in (True, False)}  # in words
 _SETS = ("train", "held_out")
 
 
@@ -225,14 +227,28 @@ class TableModel:
         return unusual(self.calibrated, [column.name for column in self.encoder.columns], x, always=always)
 
     def _unusual(self, x: Tensor, columns: Columns) -> np.ndarray:
-        """The same where rows are flagged; a flag for unusual columns names one at least."""
+        """The same where rows are flagged; where no column is unusual by itself, those far from the nearest rows.
+
+        A flag for unusual columns or a distance names one column at least, a flag for doubt none where nothing is far.
+        """
         found = np.full(len(x), None, object)
         found[:] = [{} for _ in range(len(x))]
         by_columns = columns["reason"] == in_words(COLUMNS, is_classification=False)
         for rows, always in ((columns["ood"] & ~by_columns, False), (columns["ood"] & by_columns, True)):
             places = np.flatnonzero(rows)
             found[places] = _objects(self.unusual(x[torch.from_numpy(places).to(x.device)], always))
+        unnamed = np.flatnonzero(columns["ood"] & ~found.astype(bool))
+        by_doubt = np.array([columns["reason"][place] in _DOUBT for place in unnamed], bool)
+        away = columns["distance"].reshape(len(x))[unnamed] > 0
+        for rows, always in ((~by_doubt, True), (by_doubt & away, False)):
+            places = unnamed[rows]
+            if len(places):
+                found[places] = _objects(far(self._far_columns, x[torch.from_numpy(places).to(x.device)], always))
         return found
+
+    @cached_property
+    def _far_columns(self) -> FarColumns:
+        return far_columns(self.train.x, self.encoder.names)
 
     @property
     def rows_at_once(self) -> int:
@@ -254,7 +270,10 @@ class TableModel:
         """As it is written, one column a name."""
         written = {name: v for name, v in flat(columns, self.classes).items() if name not in _NOT_WRITTEN}
         named = [", ".join(cells) for cells in written.pop("missing")]
-        reasons = ["; ".join(f"{name}: {what}" for name, what in row.items()) for row in written.pop("unusual")]
+        reasons = [
+            "; ".join(f"{name}: {what}" for name, what in row.items()) or _DOUBT.get(reason, "")
+            for row, reason in zip(written.pop("unusual"), written["reason"], strict=True)
+        ]
         return pa.table({**written, "missing": pa.array(named, pa.string()), "unusual": pa.array(reasons, pa.string())})
 
     def _numbers(self) -> tuple[Axis, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.distances.column_checks import ABOVE, BELOW, FINE, MISSING, RARE, UNLIKE, ColumnChecks
 from dapcal.distances.projectors import Identity
+from dapcal.explain import FarColumns
 
 _WORDS = {
     ABOVE: "high",
@@ -18,6 +19,9 @@ _WORDS = {
     MISSING: "missing",
     UNLIKE: "unlike what the other columns let expect",
 }
+_FAR = {True: "far from the nearest rows", False: "differs most from the nearest rows"}
+ONLY_DOUBT = {True: "no column is far: the row is ambiguous", False: "no column is far: the draws disagree"}
+"""What is written of a flag that nothing but doubt is behind, of classes and of numbers."""
 
 
 def checks_of(calibrated: Calibrated) -> ColumnChecks | None:
@@ -45,3 +49,15 @@ def unusual(
         {names[finding.column]: _WORDS[finding.kind] for finding in row if finding.surprise >= enough}
         for row in checks.findings(Identity()(x), most)
     ]
+
+
+def far(columns: FarColumns, x: Tensor, always: bool) -> list[dict[str, str]]:
+    """For every row the columns that are far from its nearest training rows, and that they are.
+
+    Args:
+        columns: what is usual.
+        x: encoded rows (N, P).
+        always: the column that differs most, if none is far by itself.
+    """
+    found = columns(x) if len(x) else []
+    return [{name: _FAR[is_far] for name, is_far in row.items() if is_far or always} for row in found]
