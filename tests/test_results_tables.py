@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dapcal.experiments.page.table_accuracy import (
+    BOOSTING,
     DEFAULT,
     OURS,
     chosen_without,
@@ -44,6 +45,14 @@ def test_no_table_is_predicted_worse_than_by_boosting(table):
     assert difference - 2 * error <= allowed
 
 
+@pytest.mark.parametrize("table", [t for t in tables_of(ROWS) if any("ece" in r for r in ROWS if r["table"] == t)])
+def test_no_table_is_worse_calibrated_than_by_boosting(table):
+    """ECE at most boosting's, beyond two standard errors of the paired difference."""
+    difference = measured(ROWS, table, OURS, "ece") - measured(ROWS, table, BOOSTING, "ece")
+    assert len(difference) == 5
+    assert difference.mean() <= 2 * difference.std(ddof=1) / np.sqrt(len(difference))
+
+
 def test_the_default_is_chosen_without_the_table_that_it_is_used_on():
     assert {chosen_without(ROWS, table) for table in tables_of(ROWS)} == {DEFAULT}
 
@@ -75,12 +84,12 @@ INTERVALS = json.loads((ROOT / "results" / "table-intervals.json").read_text(enc
 
 @pytest.mark.parametrize("table", sorted({row["table"] for row in INTERVALS}))
 def test_intervals_hold_what_they_promise(table):
-    """95 % within two points (CV+ holds one or two more), and no fifth of the rows is left out."""
+    """95 % within one point, and no fifth of the rows is left out."""
     own = [row for row in INTERVALS if row["table"] == table]
     assert len(own) >= 20
     inside = np.array([row["inside"] / row["rows"] for row in own])
     error = inside.std(ddof=1) / np.sqrt(len(own))
-    assert 0.94 - 2 * error <= inside.mean() <= 0.97 + 2 * error
+    assert 0.94 - 2 * error <= inside.mean() <= 0.96 + 2 * error
     for by in ("by prediction", "by distance"):
         for fifth in range(5):
             shares = np.array([row[by][fifth][1] / row[by][fifth][0] for row in own])
