@@ -86,7 +86,7 @@ def test_an_unknown_level_is_far_from_all_others_and_counted():
     distances = torch.cdist(encoded.x[:1], known)
     torch.testing.assert_close(distances, torch.full((1, 3), math.sqrt(1 + UNKNOWN**2)))
     assert distances.min() > 2 * torch.cdist(known, known).max()
-    assert encoder.decode(encoded.x)[0] == {"a": "unknown"}
+    assert encoder.decode(encoded.x)[0] == {"a": "(new)"}, "a training row may hold `unknown`"
 
 
 def test_rare_levels_count_as_one_and_are_known():
@@ -99,7 +99,7 @@ def test_rare_levels_count_as_one_and_are_known():
     encoded = encode(encoder, [names[0], names[-1], names[-2], "new"])
     assert encoded.unknown == {"a": {"new": 1}}
     torch.testing.assert_close(encoded.x[1], encoded.x[2])
-    assert [row["a"] for row in encoder.decode(encoded.x)] == [names[0], "other", "other", "unknown"]
+    assert [row["a"] for row in encoder.decode(encoded.x)] == [names[0], "other", "other", "(new)"]
 
 
 def test_missing_numbers_count_as_the_mean_and_are_marked():
@@ -117,7 +117,7 @@ def test_missing_categories_are_a_level():
     encoded = encode(encoder, ["", "red", "blue"])
     torch.testing.assert_close(encoded.x, torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, UNKNOWN]]))
     assert (encoded.imputed, encoded.unknown) == ({}, {"a": {"blue": 1}})
-    assert [row["a"] for row in encoder.decode(encoded.x)] == ["missing", "red", "unknown"]
+    assert [row["a"] for row in encoder.decode(encoded.x)] == ["missing", "red", "(new)"]
 
 
 def test_values_missing_for_the_first_time_are_marked_and_counted():
@@ -236,7 +236,9 @@ def test_times_are_refused_with_advice(column):
 
 def test_free_text_is_refused_with_advice():
     column = [f"a lovely house in street number {i}" for i in range(30)]
-    with pytest.raises(ValueError, match=r"Column `a` holds free text \(30 different texts in 30 rows\).*--drop a"):
+    with pytest.raises(
+        ValueError, match=r"Column `a` holds free text \(30 different texts in 30 rows\).*--drop a; --drop-unusable"
+    ):
         fitted(column)
 
 

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from dapcal.distances.column_checks import FINE
 from dapcal.models.drift import Sample, drifts
 from dapcal.models.table_fitting import fit
+from dapcal.models.unusual import _WORDS
 from dapcal.recipes import Recipe
 from dapcal.tables import fit_encoder
 from table_cases import run
@@ -83,6 +85,11 @@ def test_every_flag_says_what_is_behind_it(model):
             assert found[place]["unusual"] == "no column is far: the draws disagree"
     assert any("from the nearest rows" in found[place]["unusual"] for place in flagged)
     assert not any(row["unusual"] for row in found if not row["ood"])
+
+
+def test_decimals_are_not_said_to_be_more_than_all_training_rows_had():
+    """Some may have had them: Titanic's ages hold 28.5, and 32.5 was told to have more decimals than in training."""
+    assert _WORDS[FINE] == "more decimals than most training rows"
 
 
 def test_ordinary_rows_are_flagged_as_often_as_they_should_be(model):

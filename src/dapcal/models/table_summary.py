@@ -138,7 +138,7 @@ def words(summary: Summary, target: str) -> str:
 def _growth(widening: float) -> str:
     if widening < 1.05:
         return "hardly grows"
-    return f"is {widening:.2g} times as large" if widening < 1000 else "is more than 1,000 times as large"
+    return f"is {widening:.2g} times as large" if widening <= 10 else "is more than 10 times as large"
 
 
 def _value(model: TableModel, mean: Tensor, y: Tensor) -> float:

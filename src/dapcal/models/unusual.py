@@ -14,7 +14,7 @@ from dapcal.explain import FarColumns
 _WORDS = {
     ABOVE: "high",
     BELOW: "low",
-    FINE: "more decimals than in training",
+    FINE: "more decimals than most training rows",
     RARE: "rare or never seen",
     MISSING: "missing",
     UNLIKE: "unlike what the other columns let expect",

@@ -143,8 +143,8 @@ class Category:
         return Counts(0 if self.missing else int(missing.sum()), Counter(levels))
 
     def decode(self, part: np.ndarray) -> list[str]:
-        """The level with the largest entry, for encoded rows (N, width)."""
-        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.marked, *["unknown"] * (not self.open)]
+        """The level with the largest entry, for encoded rows (N, width); a new one has no name here."""
+        shown = [*self.levels, *["other"] * bool(self.rare), *["missing"] * self.marked, *["(new)"] * (not self.open)]
         return [shown[position] for position in part[:, : self.indicators].argmax(1)]
 
     def as_json(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def listed(names: Sequence[str]) -> str:
 def all_of(problems: Mapping[str, str]) -> str:
     """What is wrong with columns, as one message; several are numbered, so that none hides behind another."""
     if len(problems) == 1:
-        return next(iter(problems.values()))
+        return f"{next(iter(problems.values()))}; --drop-unusable leaves out whatever cannot be used"
     told = "; ".join(f"({place}) {problem}" for place, problem in enumerate(problems.values(), 1))
     return f"{len(problems)} columns cannot be used: {told}; --drop-unusable leaves all of them out"
 
