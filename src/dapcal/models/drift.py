@@ -8,11 +8,10 @@ if the difference is large enough to matter: with many rows the smallest is cert
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from dapcal.models.amounts import amount
@@ -104,6 +103,13 @@ def drifts(encoder: Encoder, train: Tensor, new: Tensor, level: float = _LEVEL) 
     return sorted(found.values(), key=lambda one: -one.difference)
 
 
+def _stats() -> Any:
+    """SciPy's tests, which take a second to import: fitting needs none."""
+    from scipy import stats
+
+    return stats
+
+
 def _thinned(x: Tensor) -> Tensor:
     if len(x) <= MOST:
         return x
@@ -115,7 +121,7 @@ def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[D
     values = [x[~missing, 0] for x, missing in zip((train, new), blank, strict=True)]
     found = _missing(column.name, *blank)
     if all(len(part) for part in values):
-        test = stats.ks_2samp(*values, method="asymp")
+        test = _stats().ks_2samp(*values, method="asymp")
         before, after = (_shown(column, float(np.median(part))) for part in values)
         what = f"median {before} in training, {after} here"
         found.append(Drift(column.name, what, float(test.statistic), float(test.pvalue)))
@@ -148,7 +154,7 @@ def _missing(name: str, train: np.ndarray, new: np.ndarray) -> list[Drift]:
         return []
     table = [[int(x.sum()), int((~x).sum())] for x in (train, new)]
     what = f"missing in {100 * train.mean():.0f} % of the rows in training, {100 * new.mean():.0f} % here"
-    return [Drift(name, what, float(abs(new.mean() - train.mean())), float(stats.fisher_exact(table)[1]))]
+    return [Drift(name, what, float(abs(new.mean() - train.mean())), float(_stats().fisher_exact(table)[1]))]
 
 
 def _chi_squared(counts: np.ndarray) -> float:
@@ -157,4 +163,4 @@ def _chi_squared(counts: np.ndarray) -> float:
     rare = expected < _EXPECTED
     merged = np.concatenate([counts[:, ~rare], counts[:, rare].sum(1, keepdims=True)], 1)
     merged = merged[:, merged.sum(0) > 0]
-    return float(stats.chi2_contingency(merged)[1]) if merged.shape[1] > 1 else 1.0
+    return float(_stats().chi2_contingency(merged)[1]) if merged.shape[1] > 1 else 1.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import bdtr  # scipy.stats takes a second to import
 from torch import Tensor
 
 from dapcal.records import LEVEL
@@ -95,7 +95,7 @@ class CategoryCounts:
             names = column.decode(np.eye(column.indicators))
             for name, (rows, inside) in zip(names, counts.tolist(), strict=True):
                 if FEWEST <= rows < self.rows:
-                    p_value = float(stats.binom.cdf(inside, rows, level))
+                    p_value = float(bdtr(inside, rows, level))
                     groups.append((p_value, GroupCoverage(column.name, name, rows, inside / rows, is_low=False)))
         found, rejects = [], True
         for rank, (p_value, group) in enumerate(sorted(groups)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from scipy.stats import beta
+from scipy.special import betaincinv  # scipy.stats takes a second to import
 
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
@@ -72,7 +72,7 @@ def note(rows: int, level: float = LEVEL) -> str:
     if rows >= FEW:
         return told
     rank = torch.tensor((rows + 1) * level).ceil().item()
-    low, high = beta.ppf([0.05, 0.95], rank, rows + 1 - rank)
+    low, high = betaincinv(rank, rows + 1 - rank, [0.05, 0.95])
     return (
         f"{told}, which are few: {100 * level:.0f} % intervals hold between {100 * low:.0f} and {100 * high:.0f} % of "
         "the targets in nine of ten such tables"

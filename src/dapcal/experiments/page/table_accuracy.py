@@ -38,6 +38,9 @@ def table_accuracy_page(text: str, folder: Path) -> str:
     gaps = json.loads((folder / "gap-recipe.json").read_text(encoding="utf-8"))
     text = replaced(text, table_begin("table-gaps"), TABLE_END, f"\n{_gaps_table(gaps)}\n")
     text = replaced(text, table_begin("table-intervals"), TABLE_END, f"\n{_intervals_table(intervals)}\n")
+    if (folder / "fit-time.json").exists():
+        times = json.loads((folder / "fit-time.json").read_text(encoding="utf-8"))["tables"]
+        text = replaced(text, table_begin("table-fit-time"), TABLE_END, f"\n{_times_table(times)}\n")
     return replaced(text, table_begin("table-environment"), TABLE_END, f"\n{_environment(found)}\n")
 
 
@@ -75,10 +78,17 @@ def mean_ranks(rows: Sequence[Row], methods: Sequence[str], name: str) -> tuple[
     return ranks.mean(0), ranks.std(0, ddof=1) / np.sqrt(len(tables))
 
 
+def recipe_rows(rows: Sequence[Row]) -> list[Row]:
+    """Of our recipes, under the seeds that all of them have."""
+    own = [row for row in rows if row["method"] in RECIPES and row["method"] in methods_of(rows)]
+    seeds = set.intersection(*({row["seed"] for row in own if row["method"] == m} for m in methods_of(own)))
+    return [row for row in own if row["seed"] in seeds]
+
+
 def chosen_without(rows: Sequence[Row], table: str) -> str:
     """Which of our recipes has the best mean rank, by error and NLL together, on the other tables."""
-    others = [row for row in rows if row["table"] != table]
-    methods = [method for method in methods_of(rows) if method in RECIPES]
+    others = [row for row in recipe_rows(rows) if row["table"] != table]
+    methods = methods_of(others)
     both = sum(mean_ranks(others, methods, name)[0] for name in ("error", "nll"))
     return methods[int(np.argmin(both))]
 
@@ -175,6 +185,23 @@ def _gaps_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _times_table(tables: dict[str, Any]) -> str:
+    """Seconds of `dapcal fit` by the size of a table, medians over turns."""
+    lines = [
+        "| rows × columns | way | seconds | of the processor | turns | cores |",
+        "| --- | --- | --: | --: | --: | --: |",
+    ]
+    for size, told in tables.items():
+        rows, _, columns = size.partition(" × ")
+        for way, seconds in told["seconds"].items():
+            used = told["processor_seconds"][way]
+            lines.append(
+                f"| {int(rows):,} × {columns} | {'`dapcal fit`' if way == 'default' else '`--fast`'} | "
+                f"{np.median(seconds):.1f} | {np.median(used):.1f} | {len(seconds)} | {told['environment']['cores']} |"
+            )
+    return "\n".join(lines)
+
+
 def _environment(found: dict[str, Any]) -> str:
     rows = found["rows"]
     seeds = len({row["seed"] for row in rows})
@@ -183,6 +210,10 @@ def _environment(found: dict[str, Any]) -> str:
     without = (
         "What `dapcal fit` trains, five networks and trees, is also what is chosen without any one of the tables"
         + (f" (but without {', '.join(f'{table} {name}' for table, name in others.items())})" if others else "")
+    )
+    compared = recipe_rows(rows)
+    without += (
+        f"; compared were {', '.join(methods_of(compared))}, under {len({row['seed'] for row in compared})} seeds"
     )
     where: dict[str, list[str]] = {}
     for method, own in found["environments"].items():
