@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from dapcal.experiments.page.estimators import compared, estimators_page
+from dapcal.experiments.records import DEFAULTS
 
 ROOT = Path(__file__).parent.parent
 FOUND = json.loads((ROOT / "results" / "estimators.json").read_text(encoding="utf-8"))
@@ -33,6 +34,10 @@ def test_the_estimators_know_better_how_good_they_are():
 def test_unknown_classes_and_moved_columns_are_told_apart():
     assert np.mean(list(FOUND["digits, one class unknown"].values())) >= 0.9
     assert all(each["auroc"] >= 0.9 for each in FOUND["one column moved"].values())
+
+
+def test_it_was_made_with_the_defaults_of_today():
+    assert FOUND["environment"]["defaults"] == DEFAULTS
 
 
 def test_means_and_errors_are_those_of_the_folds():

@@ -62,6 +62,7 @@ def _table(found: dict[str, Any]) -> str:
         f"{name} {100 * each['auroc']:.1f} (worst {100 * each['worst']:.1f})"
         for name, each in found["one column moved"].items()
     )
+    versions = found["environment"]
     folds = f"{found['folds']}-fold cross-validation, {found['repeats']} times"
     return "\n".join(
         [
@@ -71,7 +72,7 @@ def _table(found: dict[str, Any]) -> str:
             "that of a Gaussian with the variance of its training residuals, or of residuals from inner folds. "
             f"Detection, AUROC (%): digits, one class left out of training: {100 * np.mean(unknown):.1f} on average, "
             f"{100 * min(unknown):.1f} at worst; a column moved by six standard deviations: {moved}. scikit-learn "
-            f"{found['scikit-learn']}, torch {found['torch']}, seed {found['seed']}.",
+            f"{versions['scikit-learn']}, torch {versions['torch']}, defaults {versions['defaults']}, seed {found['seed']}.",
         ]
     )
 
