@@ -72,7 +72,8 @@ def _table(found: dict[str, Any]) -> str:
             "that of a Gaussian with the variance of its training residuals, or of residuals from inner folds. "
             f"Detection, AUROC (%): digits, one class left out of training: {100 * np.mean(unknown):.1f} on average, "
             f"{100 * min(unknown):.1f} at worst; a column moved by six standard deviations: {moved}. scikit-learn "
-            f"{versions['scikit-learn']}, torch {versions['torch']}, defaults {versions['defaults']}, seed {found['seed']}.",
+            f"{versions['scikit-learn']}, torch {versions['torch']}, defaults {versions['defaults']}, seed "
+            f"{found['seed']}.",
         ]
     )
 
