@@ -212,15 +212,17 @@ def _environment(found: dict[str, Any]) -> str:
         + (f" (but without {', '.join(f'{table} {name}' for table, name in others.items())})" if others else "")
     )
     compared = recipe_rows(rows)
-    without += (
-        f"; compared were {', '.join(methods_of(compared))}, under {len({row['seed'] for row in compared})} seeds"
-    )
+    names = methods_of(compared)
+    ranks = zip(names, *(mean_ranks(compared, names, name)[0] for name in ("error", "nll")), strict=True)
+    told = ", ".join(f"{name} ({error:.2f}, {nll:.2f})" for name, error, nll in ranks)
+    seeds_of_all = len({row["seed"] for row in compared})
+    without += f"; compared, with mean ranks by error and NLL under {seeds_of_all} seeds: {told}"
     where: dict[str, list[str]] = {}
     for method, own in found["environments"].items():
         versions = ", ".join(f"{name} {value}" for name, value in own.items() if name != "cores")
         where.setdefault(versions, []).append(NAMES.get(method, method))
-    told = "; ".join(f"{', '.join(methods)}: {versions}" for versions, methods in where.items())
-    return f"{without}. {seeds} seeds, one core a fit. {told}."
+    made = "; ".join(f"{', '.join(methods)}: {versions}" for versions, methods in where.items())
+    return f"{without}. {seeds} seeds, one core a fit. {made}."
 
 
 if __name__ == "__main__":
