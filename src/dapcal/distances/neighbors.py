@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dapcal.distances.direct import nearest_among
 from dapcal.distances.faiss_search import is_few, searched, suits
-from dapcal.distances.products import GROUP, Candidates, Products, roundoff_of_sums
+from dapcal.distances.principal import LEAST_QUERIES, Principal, principal
+from dapcal.distances.products import GROUP, MANY, Candidates, Products, roundoff_of_sums
 from dapcal.in_file import checked
 from dapcal.storing import Stores
 
@@ -24,11 +25,13 @@ class TorchIndex:
     bound of the products proves that any other point is farther. The queries that fail are searched with more
     candidates, and those that fail again (many duplicates, far-off clusters) among all points that float64 cannot rule
     out. So answers are those of all distances computed directly, to the last bit, ties by index, whatever finds them.
+    Of many queries among wide points that vary in few directions, nearly all are answered by few numbers a point
+    (`dapcal.distances.principal`).
 
     Args:
         points: training points (T, P).
         memory: bytes that a search may take beside points and queries, about. Kept between searches: T numbers, and
-            copies of the points, centred and as products take them, if these take at most a quarter of it each.
+            copies of the points, centred, as products take them, and as few numbers, if these take at most a quarter of it each.
     """
 
     stores = Stores(in_file=("points",))
@@ -69,8 +72,12 @@ class TorchIndex:
         """The points as faiss takes them, not copied; None where it is not there or cannot."""
         return self.points.detach().numpy() if suits(self.points) else None
 
+    @cached_property
+    def _principal(self) -> Principal | None:
+        return principal(checked(self.points), self.memory)
+
     def _query_block(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        distances, indices, settled = self._settle(queries, self._first(queries, k), k)
+        distances, indices, settled = self._first(queries, k)
         if settled.all():
             return distances, indices
         rows = (~settled).nonzero().flatten()
@@ -81,18 +88,25 @@ class TorchIndex:
             distances[rows], indices[rows] = self._direct(queries[rows], distances[rows, -1], k)
         return distances, indices
 
-    def _first(self, queries: Tensor, k: int) -> Candidates:
-        if self._array is None or k == len(self.points) or not is_few(self._array, queries):
-            return self._products.candidates(queries, k, k)
-        squared, indices = searched(self._array, queries.contiguous(), k + 1, 1)
-        off = roundoff_of_sums(self.points.shape[1]) * 2**-24  # these distances are computed directly
-        return Candidates(indices[:, :k].sort(1).values if k > 1 else indices[:, :1], squared[:, k] * (1 - off))
+    def _first(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The k nearest, as it seems, and for which queries any other point is farther, (N,)."""
+        if self._array is not None and k < len(self.points) and is_few(self._array, queries):
+            squared, indices = searched(self._array, queries.contiguous(), k + 1, 1)
+            off = roundoff_of_sums(self.points.shape[1]) * 2**-24  # these distances are computed directly
+            found = indices[:, :k].sort(1).values if k > 1 else indices[:, :1]
+            return self._settle(queries, Candidates(found, squared[:, k] * (1 - off)), k)
+        if k <= MANY and len(queries) >= LEAST_QUERIES and self._principal is not None:
+            return self._principal.nearest(queries, k, self._among, self._limit)
+        return self._settle(queries, self._products.candidates(queries, k, k), k)
 
     def _settle(self, queries: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """The k nearest candidates, ties by index, and for which queries any other point is farther, (N,)."""
-        padded = len(self.points) % GROUP > 0  # the last group may be short
-        distances, indices = nearest_among(self.points, queries, candidates.indices, k, padded, self.memory)
+        distances, indices = self._among(queries, candidates.indices, k)
         return distances, indices, self._products.are_beyond(candidates, self._limit(distances[:, -1]))
+
+    def _among(self, queries: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        padded = len(self.points) % GROUP > 0  # the last group may be short
+        return nearest_among(self.points, queries, candidates, k, padded, self.memory)
 
     def _limit(self, distances: Tensor) -> Tensor:
         """Squared distances, and what rounding may have taken from the direct distance of another point."""

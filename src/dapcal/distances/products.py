@@ -20,7 +20,7 @@ from torch import Tensor
 from dapcal.distances.faiss_search import WIDE, searched, suits
 
 GROUP = 8  # points whose smallest product stands for all
-_MANY = 16  # neighbours from which groups would make too many candidates
+MANY = 16  # neighbours from which groups would make too many candidates
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
 _ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
@@ -49,6 +49,21 @@ class Candidates(NamedTuple):
     squares: Tensor | None = None
 
 
+class Groups(NamedTuple):
+    """Groups of points, the nearest first.
+
+    Attributes:
+        indices: of groups, (N, c).
+        bounds: squared distances of the nearest point of each as computed, ascending, (N, c); no group that is left out
+            has a smaller one than the last.
+        squares: squared lengths of the queries, by which products are off (N,).
+    """
+
+    indices: Tensor
+    bounds: Tensor
+    squares: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Products:
     """Training points (T, P) as matrix products need them.
@@ -62,40 +77,46 @@ class Products:
 
     def candidates(self, queries: Tensor, count: int, k: int) -> Candidates:
         """The members of the `count` best groups; k says how many neighbours are wanted."""
-        total, size = len(self.points), 1 if k > _MANY or self._array is not None else GROUP
+        total, size = len(self.points), 1 if k > MANY or self._array is not None else GROUP
         if count >= -(-total // size):
             everything = torch.arange(total, device=queries.device).expand(len(queries), total)
             return Candidates(everything, queries.new_full((len(queries),), torch.inf))
-        shifted = queries if self._shift is None else queries - self._shift
+        if self._array is None:
+            found = self.groups(queries, count + 1, size)
+            return Candidates(members(found.indices[:, :count], size), found.bounds[:, -1], found.squares)
+        shifted = queries if self.shift is None else queries - self.shift
+        squared, best = searched(self._array, shifted.contiguous(), count + 1, torch.get_num_threads())
+        return Candidates(best[:, :count].sort(1).values, squared[:, -1], (shifted**2).sum(1))
+
+    def groups(self, queries: Tensor, count: int, size: int = GROUP) -> Groups:
+        """The `count` best groups of so many points."""
+        shifted = queries if self.shift is None else queries - self.shift
         squares = (shifted**2).sum(1)
-        if self._array is not None:
-            squared, best = searched(self._array, shifted.contiguous(), count + 1, torch.get_num_threads())
-            bound = squared[:, -1]
-        else:
-            smallest, best = self._best_groups(shifted, count + 1, size)
-            bound = smallest[:, -1] + squares
-        best = best.clamp_max(-(-total // size) - 1)  # where all overflow, those that fill up the last run come first
-        members = best[:, :count].sort(1).values[:, :, None] * size + torch.arange(size, device=queries.device)
-        return Candidates(members.flatten(1), bound, squares)
+        smallest, best = self._best_groups(shifted, count, size)
+        best = best.clamp_max(
+            -(-len(self.points) // size) - 1
+        )  # where all overflow, what fills up the last run is first
+        return Groups(best, smallest + squares[:, None], squares)
 
     def are_beyond(self, found: Candidates, squared: Tensor) -> Tensor:
-        """For which queries every point that is left out is proven to be farther than `squared` (N,).
+        """For which queries every point that is left out is proven to be farther than `squared` (N,)."""
+        return found.bound > (squared if found.squares is None else self.within_reach(found.squares, squared))
 
-        A point that is longer than the query by more than that distance is farther, whatever its product says. So
-        rounding errors count of points that are no longer, and one that lies far off does not matter.
+    def within_reach(self, squares: Tensor, squared: Tensor) -> Tensor:
+        """The largest squared distance by products that a point at `squared` (N,) or nearer may have.
+
+        A point that is longer than the query, `squares` (N,), by more than that distance is farther, whatever its
+        product says. So rounding errors count of points that are no longer, and one that lies far off does not matter.
         """
-        if found.squares is None:
-            return found.bound > squared
-        longest = (found.squares.sqrt() + squared.sqrt()).square() * _A_LITTLE_MORE
-        lengths = found.squares + longest.clamp_max(self._reach)
-        return found.bound - self._error(lengths, _roundoff(self.points.dtype)) > squared
+        longest = (squares.sqrt() + squared.sqrt()).square() * _A_LITTLE_MORE
+        return squared + self._error(squares + longest.clamp_max(self._reach), _roundoff(self.points.dtype))
 
     def within(self, queries: Tensor, squared: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every pair (query, point) that products in float64 cannot prove to be farther than `squared` (N,).
 
         They come in blocks of points, in the order of points; inside a block in the order of queries, then of points.
         """
-        shift = 0.0 if self._shift is None else self._shift.double()
+        shift = 0.0 if self.shift is None else self.shift.double()
         doubles = queries.double() - shift
         squares = (doubles**2).sum(1)
         limit = squared.double() + self._error(squares + self._reach, 2**-53) - squares
@@ -128,7 +149,7 @@ class Products:
         return rows, min(_COLUMNS, numbers // rows // GROUP * GROUP)
 
     @cached_property
-    def _shift(self) -> Tensor | None:
+    def shift(self) -> Tensor | None:
         """The mean, where lengths from there are much smaller than from the origin; rounding errors go by lengths."""
         sums = [block.sum(0, dtype=torch.float64) for block in self.points.split(self._step)]
         center = (torch.stack(sums).sum(0) / len(self.points)).to(self.points.dtype)
@@ -139,9 +160,9 @@ class Products:
     @cached_property
     def _shifted(self) -> Tensor | None:
         """All points after their shift; None where that is a copy that takes too much memory."""
-        if self._shift is None:
+        if self.shift is None:
             return self.points
-        return self.points - self._shift if 4 * self.points.nbytes <= self.memory else None
+        return self.points - self.shift if 4 * self.points.nbytes <= self.memory else None
 
     @cached_property
     def _array(self) -> np.ndarray | None:
@@ -172,8 +193,8 @@ class Products:
     def _part(self, start: int, stop: int) -> Tensor:
         if self._shifted is not None:
             return self._shifted[start:stop]
-        assert self._shift is not None
-        return self.points[start:stop] - self._shift
+        assert self.shift is not None
+        return self.points[start:stop] - self.shift
 
     def _error(self, lengths: Tensor, roundoff: float) -> Tensor:
         """By how much products may be off, by the squared lengths of query and point together."""
@@ -237,6 +258,11 @@ def _smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     places = (runs[:, :, None] * _MINIMA + torch.arange(_MINIMA, device=runs.device)).flatten(1)
     values, order = minima.T.gather(1, places).topk(kept, 1, largest=False)
     return values, places.gather(1, order)
+
+
+def members(groups: Tensor, size: int = GROUP) -> Tensor:
+    """Indices of the points of groups (N, c), ascending, (N, c · size)."""
+    return (groups.sort(1).values[:, :, None] * size + torch.arange(size, device=groups.device)).flatten(1)
 
 
 def roundoff_of_sums(terms: int) -> float:
