@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -277,10 +277,52 @@ def test_a_chosen_scale_keeps_what_is_distance_aware():
 
 @pytest.mark.parametrize(("low", "high"), [(20.0, 90.0), (1e-3, 5e-3)])
 def test_the_edge_of_a_search_is_said(low, high):
-    model, likelihood, train, held_out = trained(Categorical(), 3)
-    for choice in (laplace.MarginalLikelihood(low, high), laplace.HeldOut(held_out, low, high, steps=3)):
-        with pytest.warns(dapcal.DapcalWarning, match=r"at the edge of the search, .*widen"):
-            laplace.last_layer(model, likelihood, train, prior_scale=choice)
+    model, likelihood, train, _ = trained(Categorical(), 3)
+    with pytest.warns(dapcal.DapcalWarning, match=r"at the edge of the search, .*widen"):
+        laplace.last_layer(model, likelihood, train, prior_scale=laplace.MarginalLikelihood(low, high))
+
+
+class Falling:
+    """Posteriors whose held-out NLL falls with σ0 down to a floor, by a step of `slope` nats a factor of e."""
+
+    def __init__(self, slope: float, until: float) -> None:
+        self.slope, self.until, self.asked = slope, until, []
+        self.trained = trained(Categorical(), 3)
+
+    def posterior(self, sigma0: float, drawn: bool = True) -> object:  # noqa: ARG002
+        self.asked.append(sigma0)
+        model, likelihood, train, _ = self.trained
+        posterior = laplace.last_layer(model, likelihood, train, prior_scale=1e-4)
+        return replace(posterior, likelihood=Shifted(by=self.slope * min(math.log(sigma0), self.until)))
+
+
+@dataclass(frozen=True)
+class Shifted(Categorical):
+    by: float = 0.0
+
+    def log_prob(self, base, y):
+        return super().log_prob(base, y) + self.by
+
+
+@pytest.mark.parametrize(("slope", "until", "chosen"), [(0.1, 9.0, 1e4), (1e-5, 99.0, 100.0), (0.1, 4.0, 63.1)])
+def test_held_out_goes_on_while_a_wider_prior_gains(slope, until, chosen):
+    candidates = Falling(slope, until)
+    sigma0 = laplace.HeldOut(candidates.trained[3])(candidates)  # a warning would be an error
+    assert math.log(sigma0) == pytest.approx(math.log(chosen), abs=0.47)
+    assert max(candidates.asked) <= max(101, math.exp(until) * 3)
+
+
+def test_held_out_says_that_the_given_range_ends_too_early():
+    candidates = Falling(0.1, 99.0)
+    with pytest.warns(dapcal.DapcalWarning, match=r"at the edge of the search, 5; widen"):
+        assert laplace.HeldOut(candidates.trained[3], 0.1, 5.0, steps=3)(candidates) == pytest.approx(5)
+    assert max(candidates.asked) < 5.1
+
+
+def test_held_out_says_that_a_wider_prior_gains_without_end():
+    candidates = Falling(0.1, 99.0)
+    with pytest.warns(dapcal.DapcalWarning, match=r"at the edge of the search, 1e\+06"):
+        laplace.HeldOut(candidates.trained[3])(candidates)
 
 
 # Last layers.

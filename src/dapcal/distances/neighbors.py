@@ -31,7 +31,8 @@ class TorchIndex:
     Args:
         points: training points (T, P).
         memory: bytes that a search may take beside points and queries, about. Kept between searches: T numbers, and
-            copies of the points, centred, as products take them, and as few numbers, if these take at most a quarter of it each.
+            copies of the points, centred, as products take them, and as few numbers, if these take at most a quarter of
+            it each.
     """
 
     stores = Stores(in_file=("points",))

@@ -14,6 +14,9 @@ from dapcal.networks import take
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.records import DapcalWarning
 
+_HIGHEST, _HIGHEST_OF_ALL = 1e2, 1e6  # candidates for σ0 on held-out data
+_GAIN = 1e-3  # nats; a wide prior no longer matters where data decide, and one step more gains less
+
 
 class Candidates(Protocol):
     """The approximation at any prior scale."""
@@ -70,17 +73,17 @@ class HeldOut:
     Args:
         data: (inputs, targets), a Dataset or a DataLoader.
         lowest: smallest candidate.
-        highest: largest candidate.
-        steps: candidates, evenly spaced in log σ0.
+        highest: largest candidate; by default 100, and on from there, up to a million, while that gains.
+        steps: candidates up to there, evenly spaced in log σ0.
     """
 
     data: Data
     lowest: float = 1e-4
-    highest: float = 1e2
+    highest: float | None = None
     steps: int = 31
 
     def __post_init__(self) -> None:
-        _check_range(self.lowest, self.highest)
+        _check_range(self.lowest, _HIGHEST if self.highest is None else self.highest)
         if self.steps < 2:
             raise ValueError(f"Expected `steps` >= 2, got {self.steps}")
 
@@ -95,11 +98,20 @@ class HeldOut:
             targets = posterior.likelihood.check(base.outputs, held_out.y.to(base.outputs.device))
             return float(-posterior.likelihood.log_prob(base, targets).mean())
 
-        grid = np.geomspace(self.lowest, self.highest, self.steps).tolist()
-        best = min(grid, key=nll)
-        if best == grid[-1]:
+        grid = np.geomspace(self.lowest, _HIGHEST if self.highest is None else self.highest, self.steps).tolist()
+        values = [nll(sigma0) for sigma0 in grid]
+        while self.highest is None and _gains_at_edge(values) and grid[-1] < 0.99 * _HIGHEST_OF_ALL:
+            grid.append(grid[-1] * grid[-1] / grid[-2])
+            values.append(nll(grid[-1]))
+        best = grid[int(np.argmin(values))]
+        if _gains_at_edge(values):
             _warn_at_edge(best)
         return best
+
+
+def _gains_at_edge(values: list[float]) -> bool:
+    """Whether the largest candidate is the best, and not merely as good as any large one."""
+    return values[-1] == min(values) and values[-1] < values[-2] - _GAIN
 
 
 def _check_range(lowest: float, highest: float) -> None:
