@@ -28,7 +28,7 @@ test-lowest: $(LOWEST_STAMP)  # the suite with the lowest versions that pyprojec
 	$(LOWEST)/bin/pytest -n auto --dist worksteal -W ignore::DeprecationWarning  # of old versions, by their own needs
 
 torture: $(STAMP)  # 90 minutes of damage, kills and floods, QUICK=1: 15; goes on where it was interrupted
-	PYTHONPATH=tests $(VENV)/bin/python -m torture $(if $(QUICK),--quick) --state build/torture.json
+	PYTHONPATH=tests $(VENV)/bin/python -m torture $(if $(QUICK),--quick,--out results/torture.json) --state build/torture.json
 
 wheel: $(STAMP)  # sdist, wheel, and what they were tested with, into dist/
 	rm -rf dist

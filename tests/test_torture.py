@@ -62,13 +62,21 @@ def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, mon
     monkeypatched: list[str] = []
     monkeypatch.setitem(sys.modules, "torture.some", SimpleNamespace(run=run, __spec__=torture.__spec__))
     monkeypatch.setattr(torture, "PARTS", (torture.Part("some", 25, 5, 10),))
-    monkeypatch.setattr(sys, "argv", ["torture", "--seed", "5", "--state", str(tmp_path / "state.json")])
+    out = tmp_path / "results.json"
+    told = ["torture", "--seed", "5", "--state", str(tmp_path / "state.json"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", told)
     with pytest.raises(KeyboardInterrupt):
         torture.main()
-    assert json.loads((tmp_path / "state.json").read_text())["done"] == {"some": {"0": [10, 0], "1": [10, 0]}}
+    done = json.loads((tmp_path / "state.json").read_text())["done"]["some"]
+    assert {number: piece[:2] for number, piece in done.items()} == {"0": [10, 0], "1": [10, 0]}
     with pytest.raises(SystemExit) as ended:
         torture.main()
     assert calls == [(10, 5), (10, 6), (5, 7)]
     assert ended.value.code == 1
     assert capsys.readouterr().out.splitlines()[-1].split() == ["in", "all", "25", "1"]
     assert not (tmp_path / "state.json").exists()
+    record = json.loads(out.read_text())
+    assert record["parts"] == {"some": {"tried": 25, "failed": 1, "seconds": 0}}
+    assert record["kind"]["seed"] == 5
+    assert len(record["commits"]) == 1
+    assert "torch" in record["environment"]

@@ -1,6 +1,7 @@
 """`make torture`: every part in pieces, each with a seed of its own; an interrupted run goes on with the next piece.
 
 Run: PYTHONPATH=tests python -m torture [--quick] [--seed N] [--state build/torture.json] [--parts kills,service]
+     [--out results/torture.json]
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
+
+from dapcal.experiments.checkout import commit
+from dapcal.experiments.records import environment
+from dapcal.files import write_text
 
 SHOWN = 20  # failures of one piece
 
@@ -70,9 +76,12 @@ def main() -> None:
             tried, failed = run(count, seed)
             for line in failed[:SHOWN]:
                 print(f"  FAILED (seed {seed}) {line}", flush=True)
-            print(f"  {tried:,} tried, {len(failed)} failed, {time.monotonic() - started:.0f} s", flush=True)
-            state.add(part.name, number, tried, len(failed))
+            seconds = time.monotonic() - started
+            print(f"  {tried:,} tried, {len(failed)} failed, {seconds:.0f} s", flush=True)
+            state.add(part.name, number, Piece(tried, len(failed), round(seconds), commit()))
     table, failed_in_all = state.table([part.name for part in chosen])
+    if options.out:
+        write_text(options.out, json.dumps(state.record() | {"environment": environment()}, indent=1) + "\n")
     state.path.unlink(missing_ok=True)  # all is done: the next run begins anew
     print(table)
     sys.exit(failed_in_all > 0)
@@ -83,8 +92,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a tenth of it")
     parser.add_argument("--seed", type=int, default=0, help="of the first piece of every part")
     parser.add_argument("--state", type=Path, default=Path("build/torture.json"), help="what is done so far")
+    parser.add_argument("--out", type=Path, help="a result file: tried, failed and seconds of every part")
     parser.add_argument("--parts", help="some of them, with commas between")
     return parser.parse_args()
+
+
+class Piece(NamedTuple):
+    """What one call tried."""
+
+    tried: int
+    failed: int
+    seconds: int
+    commit: str
 
 
 class State:
@@ -92,30 +111,39 @@ class State:
 
     def __init__(self, path: Path, kind: dict[str, object]) -> None:
         self.path, self.kind = path, kind
-        self.done: dict[str, dict[str, list[int]]] = {}
+        self.done: dict[str, dict[str, Piece]] = {}
         if path.exists():
             found = json.loads(path.read_text())
             if found["kind"] == kind:
-                self.done = found["done"]
+                self.done = {
+                    part: {number: Piece(*one) for number, one in pieces.items()}
+                    for part, pieces in found["done"].items()
+                }
                 print(f"going on with {path}")
 
     def has(self, part: str, number: int) -> bool:
         return str(number) in self.done.get(part, {})
 
-    def add(self, part: str, number: int, tried: int, failed: int) -> None:
-        self.done.setdefault(part, {})[str(number)] = [tried, failed]
+    def add(self, part: str, number: int, piece: Piece) -> None:
+        self.done.setdefault(part, {})[str(number)] = piece
         self.path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.path.with_suffix(".new")
         fresh.write_text(json.dumps({"kind": self.kind, "done": self.done}))
         fresh.replace(self.path)
 
+    def record(self) -> dict[str, Any]:
+        """For a result file: the kind of run, its commits, and the sums of every part."""
+        commits = sorted({piece.commit for pieces in self.done.values() for piece in pieces.values()})
+        parts = {
+            part: {name: sum(getattr(piece, name) for piece in pieces.values()) for name in Piece._fields[:3]}
+            for part, pieces in self.done.items()
+        }
+        return {"kind": self.kind, "commits": commits, "parts": parts}
+
     def table(self, parts: list[str]) -> tuple[str, int]:
         """Tried and failed of every part and in all; and the last number."""
-        pieces = {part: list(self.done.get(part, {}).values()) for part in parts}
-        sums = {
-            part: (sum(tried for tried, _ in done), sum(failed for _, failed in done)) for part, done in pieces.items()
-        }
-        sums["in all"] = (sum(tried for tried, _ in sums.values()), sum(failed for _, failed in sums.values()))
+        sums = {part: [sum(piece[i] for piece in self.done.get(part, {}).values()) for i in range(2)] for part in parts}
+        sums["in all"] = [sum(one[i] for one in sums.values()) for i in range(2)]
         lines = [f"{name:<12} {tried:>10,} {failed:>8,}" for name, (tried, failed) in sums.items()]
         return "\n".join([f"{'':<12} {'tried':>10} {'failed':>8}", *lines]), sums["in all"][1]
 
