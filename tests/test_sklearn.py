@@ -147,7 +147,7 @@ def test_a_frame_of_numbers_splits_the_variance(regressor, line):
 def test_long_tables_are_predicted_in_chunks(regressor, line, monkeypatch):
     X = line[0] + np.random.default_rng(1).normal(size=line[0].shape)  # held-out rows would tie with their own scores
     whole = regressor.predict_frame(X)
-    monkeypatch.setattr("dapcal.sklearn.CHUNK", 7)
+    monkeypatch.setattr("dapcal.sklearn.base.CHUNK", 7)
     chunks = regressor.predict_frame(X)
     assert list(chunks.pop("reason")) == list(whole.pop("reason"))
     np.testing.assert_allclose(chunks.astype(float), whole.astype(float), rtol=1e-6)
@@ -214,3 +214,51 @@ def test_missing_extras_are_named(regressor, line, monkeypatch):
     monkeypatch.delitem(sys.modules, "dapcal.sklearn")
     with pytest.raises(ImportError, match=r"install it with: pip install 'dapcal\[sklearn\]'"):
         importlib.import_module("dapcal.sklearn")
+
+
+@pytest.fixture(scope="module")
+def prices():
+    """Amounts, of which a tenth of a straight line would go below 0."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 2))
+    return X, np.maximum(0.0, X[:, 0]) + rng.uniform(0, 0.05, 300)
+
+
+def test_what_is_never_below_0_is_never_predicted_below_it(prices):
+    X, y = prices
+    model = DistanceAwareRegressor(**QUICK, random_state=0).fit(X, y)
+    away = 10 * X
+    assert model.bounds_ == (0.0, np.inf)
+    assert any("no target is below 0" in note and "bounds=(None, None)" in note for note in model.calibrated_.notes)
+    frame = model.predict_frame(away)
+    for values in (model.predict(away), model.predict_interval(away), frame[["prediction", "lower", "upper"]]):
+        assert np.asarray(values).min() == 0
+    free = clone(model).set_params(bounds=(None, None)).fit(X, y)
+    assert free.bounds_ == (-np.inf, np.inf)
+    assert not any("below 0" in note for note in free.calibrated_.notes)
+    assert free.predict_interval(away).min() < 0
+
+
+def test_bounds_are_those_given(prices):
+    X, y = prices
+    model = DistanceAwareRegressor(**QUICK, random_state=0, bounds=(-1, 4)).fit(X, y)
+    assert model.bounds_ == (-1.0, 4.0)
+    ends = model.predict_interval(30 * X)
+    assert ends.min() == -1
+    assert ends.max() == 4
+    assert np.asarray(pickle.loads(pickle.dumps(model)).predict(30 * X)).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ((1, None), "The target goes from .*, beyond `bounds`; correct those rows, or widen them"),
+        ((3, 1), "`bounds` as least,greatest, got 3,1; exchange them"),
+        (5, r"Expected `bounds` as \(least, greatest\), None for no limit, e.g. \(0, None\), got 5"),
+        ("ab", "Expected `bounds` as"),
+        ((0, 1, 2), "Expected `bounds` as"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused(bounds, words, prices):
+    with pytest.raises(ValueError, match=words):
+        DistanceAwareRegressor(**QUICK, bounds=bounds).fit(*prices)

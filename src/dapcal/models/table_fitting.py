@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,7 +37,7 @@ def fit(
     unusable: Mapping[str, str] | None = None,
     drop_unusable: bool = False,
     progress: Stages | None = None,
-    bounds: tuple[float | None, float | None] | None = None,
+    bounds: recipes.Limits | None = None,
     weight: str | None = None,
     class_weights: str | Mapping[str, float] | None = None,
     log: bool | None = None,
@@ -122,33 +121,19 @@ def _told_of(name: str, asked: bool | None) -> str:
     return told if asked else f"{told}. Held-out rows are likelier so; --no-log learns it as it is"
 
 
-def _bounds(
-    goal: Classes | Numbers, y: Tensor, given: tuple[float | None, float | None] | None, name: str
-) -> tuple[Bounds, str | None]:
+def _bounds(goal: Classes | Numbers, y: Tensor, given: recipes.Limits | None, name: str) -> tuple[Bounds, str | None]:
     """Bounds in the network's unit, and a note where they were found."""
     if not isinstance(goal, Numbers):
         if given is not None:
             raise ValueError(f"`{name}` holds classes, which have no bounds; leave --bounds out, or --task regression")
         return Bounds(), None
-    least, greatest = (float(goal.decode(end)) for end in (y.min(), y.max()))
-    slack = 1e-6 * (greatest - least)  # of float32
     if given is None and goal.smearing is not None:  # no exponential is below 0
         return Bounds(), None
-    if given is None:
-        positive = least >= -slack
-        note = f"no `{name}` is below 0, so no interval goes below it; --bounds=, allows it" if positive else None
-        given = (0.0 if positive else None, None)
-    else:
-        note = None
-    lower, upper = given
-    if lower is not None and upper is not None and not lower < upper:
-        raise ValueError(f"Expected --bounds as least,greatest, got {lower:g},{upper:g}; exchange them")
-    if (lower is not None and least < lower - slack) or (upper is not None and greatest > upper + slack):
-        raise ValueError(
-            f"`{name}` goes from {least:.6g} to {greatest:.6g}, beyond --bounds; correct those rows, or widen them"
-        )
-    ends = (None if end is None else goal.standardised(end) for end in given)
-    return Bounds(*(None if end is None or math.isinf(end) else end for end in ends)), note
+    least, greatest = (float(goal.decode(end)) for end in (y.min(), y.max()))
+    limits = recipes.limits_of(least, greatest, given, f"`{name}`", "--bounds")
+    found = given is None and limits[0] is not None
+    note = f"no `{name}` is below 0, so no interval goes below it; --bounds=, allows it" if found else None
+    return recipes.in_network_unit(limits, goal.standardised), note
 
 
 def _copies(x: Tensor, y: Tensor) -> list[str]:

@@ -1,8 +1,8 @@
 """Recipes: networks and posteriors for tables, for those who do not want to choose them."""
 
+from dapcal.recipes.bounds import Bounds, Limits, in_network_unit, limits_of
 from dapcal.recipes.division import divide
 from dapcal.recipes.fitting import Fitted, fit
-from dapcal.recipes.intervals import Bounds
 from dapcal.recipes.logarithm import Logarithm, logarithm, may_be_logarithmic
 from dapcal.recipes.many_rows import trained_on
 from dapcal.recipes.posteriors import POSTERIORS
@@ -16,10 +16,13 @@ __all__ = [
     "REFITTED",
     "Bounds",
     "Fitted",
+    "Limits",
     "Logarithm",
     "Recipe",
     "divide",
     "fit",
+    "in_network_unit",
+    "limits_of",
     "logarithm",
     "may_be_logarithmic",
     "network",

@@ -23,7 +23,8 @@ from dapcal.networks.trees import side_by_side
 from dapcal.posteriors import ensemble
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.recipes.boosting import same_trees
-from dapcal.recipes.intervals import Bounds, has_intervals, with_conformal
+from dapcal.recipes.bounds import Bounds
+from dapcal.recipes.intervals import has_intervals, with_conformal
 from dapcal.recipes.posteriors import Task, Watch
 from dapcal.recipes.refit import best_epoch, replaced
 

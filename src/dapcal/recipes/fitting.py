@@ -32,12 +32,13 @@ from dapcal.posteriors.trees import TreePosterior
 from dapcal.progress import Stages
 from dapcal.recipes.bins import are_numbers
 from dapcal.recipes.boosting import with_trees
+from dapcal.recipes.bounds import Bounds
 from dapcal.recipes.crossing import crossing, is_crossed
 from dapcal.recipes.crossing import note as crossing_note
 from dapcal.recipes.division import check_rows, check_weights, places
 from dapcal.recipes.estimators import Brought
 from dapcal.recipes.gaps import Gaps, InRegions, adjustments, read_gaps
-from dapcal.recipes.intervals import Bounds, has_intervals, note, with_intervals
+from dapcal.recipes.intervals import has_intervals, note, with_intervals
 from dapcal.recipes.noise import with_row_noise
 from dapcal.recipes.posteriors import RUNS, Task, Watch, one_thread, options_of, posterior_of
 from dapcal.recipes.recipe import ESTIMATOR, Recipe, maker

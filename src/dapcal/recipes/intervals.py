@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from scipy.special import betaincinv  # scipy.stats takes a second to import
@@ -10,23 +10,11 @@ from scipy.special import betaincinv  # scipy.stats takes a second to import
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
 from dapcal.likelihoods import Conformal, NormalLikelihood, scores_of
+from dapcal.recipes.bounds import Bounds
 from dapcal.records import LEVEL
 
 FEW = 100  # judging rows, below which it is told how far the coverage may be off
 FEWEST = 19  # judging rows that a 95 % interval takes
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The least and the greatest value of a target, in the network's unit; None: there is none."""
-
-    lower: float | None = None
-    upper: float | None = None
-
-    @property
-    def both(self) -> tuple[float | None, float | None]:
-        """Lower, upper."""
-        return self.lower, self.upper
 
 
 def has_intervals(calibrated: Calibrated) -> bool:

@@ -14,8 +14,9 @@ from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, ClassLikelihood, Gaussian, NormalLikelihood
 from dapcal.progress import Stages
+from dapcal.recipes.bounds import Bounds
 from dapcal.recipes.fitting import Fitted
-from dapcal.recipes.intervals import Bounds, with_intervals
+from dapcal.recipes.intervals import with_intervals
 from dapcal.recipes.posteriors import RUNS, Task, Watch, one_thread, schedule_of
 from dapcal.recipes.recipe import Recipe, maker
 from dapcal.recipes.refit import REFITTED, refitted
