@@ -95,7 +95,7 @@ def test_what_is_shared_is_what_a_pass_of_its_own_gives(images, kind):
     x = images[0][0]
     projector = Features(members=True).fit_projector(x, posterior)
     alone, outputs = project(projector, x), posterior.outputs(x)
-    with one_pass([projector], posterior, x):
+    with one_pass([projector], posterior).over(x):
         assert torch.equal(posterior.outputs(x), outputs)
         assert torch.equal(project(projector, x), alone)
 

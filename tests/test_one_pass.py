@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 
 import dapcal
 from dapcal.distances import Space
+from dapcal.distances.choosing import measure
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
+from dapcal.ensembles import Evaluated, seen
 from dapcal.likelihoods import Categorical
 from dapcal.networks import entering, layer_input, shared
 from dapcal.posteriors import ensemble, laplace, variational
@@ -138,3 +141,31 @@ def test_a_layer_that_runs_twice_is_refused():
 
     with pytest.raises(ValueError, match="to run once in a forward pass, it ran 2 times"):
         layer_input(Twice(), "layer", torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("members", [True, False])
+def test_features_of_a_copy_of_the_members_need_no_pass_of_their_own(images, members, tmp_path):
+    train, held_out = images
+    posterior = ensemble.of([Counted() for _ in range(3)], Categorical())
+    spaces = (Space(Features(members=members), name="features"), Space(Features(members=members, unit=True)))
+    measured = measure(spaces, posterior, train[0], Evaluated(*held_out, seen(posterior, held_out[0])))
+    copy = replace(posterior, likelihood=Categorical(2.0), draws=posterior.draws.clone())
+    calibrated = dapcal.calibrate(copy, train=train, held_out=held_out, distance=measured)
+    before = calibrated(held_out[0])
+    assert runs(lambda: calibrated(held_out[0])) == 3
+    again = replace(calibrated, posterior=replace(copy, draws=copy.draws.flip(0) + 0.1), before=copy)
+    assert runs(lambda: again(held_out[0])) == 6
+    again.save(tmp_path / "it.dap")
+    loaded = dapcal.load(tmp_path / "it.dap", Counted())
+    assert runs(lambda: loaded(held_out[0])) == 6
+    assert torch.equal(loaded(held_out[0]).pre_distance, before.pre_distance)
+
+
+def test_features_of_other_members_are_their_own(images):
+    train, held_out = images
+    one, two = (ensemble.of([Counted() for _ in range(3)], Categorical()) for _ in range(2))
+    spaces = (Space(Features(members=True), name="features"), Space(Features(members=True, unit=True)))
+    measured = measure(spaces, one, train[0], Evaluated(*held_out, seen(one, held_out[0])))
+    calibrated = dapcal.calibrate(two, train=train, held_out=held_out, distance=measured)
+    assert torch.equal(calibrated(held_out[0]).pre_distance, measured.distance(held_out[0]))
+    assert runs(lambda: calibrated(held_out[0])) == 6

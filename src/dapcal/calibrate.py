@@ -29,7 +29,7 @@ from dapcal.data import Data, Inputs, check_inputs, gather, inputs_of, split
 from dapcal.diagnostics import warn_if_collapsed
 from dapcal.distances import Distance, FittedSpace, Space, raw_in
 from dapcal.distances.choosing import Measured, measure
-from dapcal.distances.features import in_place_of, one_pass
+from dapcal.distances.features import OnePass, in_place_of, one_pass
 from dapcal.distances.once import searched_once
 from dapcal.distances.spread import Spread
 from dapcal.engines import Engine, named
@@ -42,7 +42,7 @@ from dapcal.posteriors.plain import around_given
 from dapcal.predictive import Prediction, joined
 from dapcal.saving import save
 from dapcal.storing import Stores
-from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior, Projector, Scale
+from dapcal.types import Adjusted, Adjustment, Ensemble, Posterior, Scale
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -256,7 +256,7 @@ class Calibrated:
     def __call__(self, x: Inputs) -> Prediction:
         """Independent predictions at a batch of inputs. Memory: outputs of S draws, S × N × C numbers a few times."""
         x = self._taken(x)
-        with one_pass(self._projectors, self.before or self.posterior, x):
+        with self._pass.over(x):
             adjusted, doubted = self._seen(x)
             raw = self.distance.raw(x)
             return self._predict(x, adjusted, doubted, raw, self.distance.combine(raw))
@@ -288,7 +288,7 @@ class Calibrated:
     def joint(self, x: Inputs) -> Prediction:
         """One prediction for a set of inputs: one distance for all of them (paper, section 3.1)."""
         x = self._taken(x)
-        with one_pass(self._projectors, self.before or self.posterior, x), searched_once(x):
+        with self._pass.over(x), searched_once(x):
             adjusted, doubted = self._seen(x)
             distance = self.distance.joint(x).expand(len(x))
             return self._predict(x, adjusted, doubted, self.distance.raw(x), distance, is_joint=True)
@@ -348,9 +348,10 @@ class Calibrated:
         return check_inputs(x, "x", like=self.example)  # type: ignore[arg-type]
 
     @cached_property
-    def _projectors(self) -> tuple[Projector, ...]:
-        """Where distances and the OOD score are measured."""
-        return tuple(space.projector for space in (*self.distance.spaces, *self.evidence.further))
+    def _pass(self) -> OnePass:
+        """Over inputs, for the distances and the OOD score, too."""
+        spaces = (*self.distance.spaces, *self.evidence.further)
+        return one_pass((space.projector for space in spaces), self.before or self.posterior)
 
     def _seen(self, x: Tensor) -> tuple[Adjusted, Ensemble]:
         """The posterior, and that which an input is doubted by; before distances, which their passes serve."""

@@ -127,6 +127,7 @@ class Reader:
         self.model, self.projector, self.likelihood = model, projector, likelihood
         self.built: dict[str, Any] = {}  # by path
         self.posterior: NetworkPosterior | DropoutPosterior | None = None
+        self.frozen: nn.Module | None = None
 
     def unpack(self, node: Any, path: str, depth: int = 0) -> Any:
         """The value of a node; `path` is where it stands in the tree."""
@@ -186,7 +187,11 @@ class Reader:
             raise self._damaged("it says unclearly what is given at loading")
         what, label = node["given"], node["label"]
         if what == "model":
-            return frozen_copy(self.model) if isinstance(self.model, nn.Module) and label == "model" else self.model
+            if not isinstance(self.model, nn.Module) or label != "model":
+                return self.model
+            if self.frozen is None:
+                self.frozen = frozen_copy(self.model)  # one for all posteriors in the file
+            return self.frozen
         given = self.projector if what == "projector" else self.likelihood
         if what == "projector" and not isinstance(given, Mapping):
             self.labels.add(label)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.mapped import BLOCK, in_blocks
-from dapcal.networks import feature_layer, layer_input, layer_names, shared
+from dapcal.networks import feature_layer, layer_input, layer_names, same_weights, shared
 from dapcal.posteriors.network import MOST_MEMBERS, NetworkPosterior
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
@@ -110,21 +110,73 @@ class MemberFeatures:
             yield features_of_each(block, self.unit, self.pool).double()
 
 
-@contextmanager
-def one_pass(projectors: Iterable[Projector], posterior: Posterior, x: Tensor) -> Iterator[None]:
-    """While this is open, all projectors take features at inputs x from the pass in which the posterior sees them.
+@dataclass(frozen=True, eq=False)
+class OnePass:
+    """Whose passes over the same inputs are one, and what is caught in it.
 
-    Members that are not the posterior's (which was trained again) run once more.
+    Attributes:
+        network: of the posterior that runs.
+        layers: that its network's features are taken from.
+        by_draw: that features of its members are taken from.
+        same: networks whose weights, and whose posterior's members, are the same, and which need no pass.
+        others: networks that run once more for all who ask, with the layers that are asked for.
     """
+
+    network: nn.Module | None
+    layers: tuple[str, ...]
+    by_draw: tuple[str, ...]
+    same: tuple[nn.Module, ...]
+    others: tuple[tuple[nn.Module, tuple[str, ...]], ...]
+
+    @contextmanager
+    def over(self, x: Tensor) -> Iterator[None]:
+        """While this is open, all projectors take features at inputs x from the pass in which the posterior sees them.
+
+        Members that are not the posterior's (which was trained again) run once more.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(shared(self.network, x, self.layers, self.by_draw, self.same))
+            for network, layers in self.others:
+                stack.enter_context(shared(network, x, layers))
+            yield
+
+
+def one_pass(projectors: Iterable[Projector], posterior: Posterior) -> OnePass:
+    """What projectors can take from a posterior's passes, also those that were fitted to another copy of it."""
     own = tuple(projectors)
-    layers = {p.layer for p in own if isinstance(p, LayerFeatures) and p.network is posterior.network}
-    by_draw = {p.layer for p in own if isinstance(p, MemberFeatures) and p.posterior is posterior}
-    others = {id(p.posterior): p.posterior.network for p in own if isinstance(p, MemberFeatures)}
-    with ExitStack() as stack:
-        stack.enter_context(shared(posterior.network, x, sorted(layers), sorted(by_draw)))
-        for network in others.values():
-            stack.enter_context(shared(network, x))
-        yield
+    of_network = {id(p.network): p.network for p in own if isinstance(p, LayerFeatures)}
+    of_members = {id(p.posterior): p.posterior for p in own if isinstance(p, MemberFeatures)}
+    same_networks = {key for key, network in of_network.items() if _are_same(network, posterior.network)}
+    same_members = {key for key, other in of_members.items() if _have_same_members(other, posterior)}
+    networks = {id(n): n for n in of_network.values()} | {id(p.network): p.network for p in of_members.values()}
+    same = same_networks | {id(of_members[key].network) for key in same_members}
+    asked = {
+        key: sorted({p.layer for p in own if isinstance(p, LayerFeatures) and id(p.network) == key}) for key in networks
+    }
+    return OnePass(
+        network=posterior.network,
+        layers=tuple(sorted({layer for key in same_networks for layer in asked[key]})),
+        by_draw=tuple(
+            sorted({p.layer for p in own if isinstance(p, MemberFeatures) and id(p.posterior) in same_members})
+        ),
+        same=tuple(network for key, network in networks.items() if key in same and network is not posterior.network),
+        others=tuple((network, tuple(asked[key])) for key, network in networks.items() if key not in same),
+    )
+
+
+def _are_same(one: nn.Module, two: nn.Module | None) -> bool:
+    """Whether two networks are one, or copies of one."""
+    return one is two or (two is not None and repr(one) == repr(two) and same_weights(one, two))
+
+
+def _have_same_members(one: NetworkPosterior, two: Posterior) -> bool:
+    """Whether two posteriors have the same members, whatever else is beside them."""
+    if one is two:
+        return True
+    if not isinstance(two, NetworkPosterior) or one.model is not two.model or one.layout != two.layout:
+        return False
+    pairs = ((one.shared, two.shared), (one.buffers, two.buffers), ({"": one.draws}, {"": two.draws}))
+    return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
 
 
 def in_place_of(old: Posterior, new: Posterior, projector: Projector) -> Projector:

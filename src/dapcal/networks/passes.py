@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,16 +54,28 @@ _OPEN: ContextVar[tuple[Pass, ...]] = ContextVar("open passes", default=())
 
 @contextmanager
 def shared(
-    network: nn.Module | None, x: Tensor, layers: Iterable[str] = (), by_draw: Iterable[str] = ()
+    network: nn.Module | None,
+    x: Tensor,
+    layers: Iterable[str] = (),
+    by_draw: Iterable[str] = (),
+    same: Iterable[nn.Module] = (),
 ) -> Iterator[None]:
     """Share what enters the layers of a network at inputs x, as long as this is open.
 
     Memory: N × their widths, and for layers `by_draw` of all S draws S times as much.
+
+    Args:
+        network: whose layers.
+        x: the inputs, this very tensor.
+        layers: that are worth catching when the network runs.
+        by_draw: those whose input in every draw is worth catching when all draws run.
+        same: copies of the network, and of its draws, who take what it has left there.
     """
     if network is None:
         yield
         return
-    token = _OPEN.set((*_OPEN.get(), Pass(network, x, tuple(layers), tuple(by_draw))))
+    first = Pass(network, x, tuple(layers), tuple(by_draw))
+    token = _OPEN.set((*_OPEN.get(), first, *(replace(first, network=copy) for copy in same)))
     try:
         yield
     finally:
