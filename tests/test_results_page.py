@@ -300,6 +300,7 @@ def test_figures_are_written_and_writing_again_changes_nothing(tmp_path: Path, m
     first = {path.name: path.read_bytes() for path in docs.iterdir()}
     figures = ("detection", "scores", "predictions", "calibration")
     expected = {"results.md", "results-uci-gap-likelihood.png", "results-uci-gap-gains.png"}
+    expected |= {"results-ranks-one-network.png"}
     assert set(first) == expected | {f"results-fashion-mnist-{name}.png" for name in figures}
     for name, content in first.items():
         if name.endswith("png"):

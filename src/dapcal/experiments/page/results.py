@@ -15,6 +15,7 @@ from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.files import GapResults, ImageResults, Source, read_gap, read_images
 from dapcal.experiments.page.gap import section as gap_section
 from dapcal.experiments.page.images import section as image_section
+from dapcal.experiments.page.rank_figures import section as rank_section
 from dapcal.experiments.page.summary import section as summary_section
 from dapcal.experiments.published import IMAGES
 from dapcal.experiments.records import DEFAULTS
@@ -34,7 +35,7 @@ def results_page(folder: Path) -> Page:
     images = [found for name in IMAGES if (found := read_images(folder, name)) is not None]
     blocks: list[str | Drawing] = ["# Results", *_top(gap, images)]
     if images:
-        blocks += ["## All pairs of image sets", *summary_section(images)]
+        blocks += ["## All pairs of image sets", *summary_section(images), *rank_section(images)]
     if gap is not None:
         blocks += gap_section(gap)
     for found in images:

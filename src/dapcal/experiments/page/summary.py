@@ -90,7 +90,7 @@ def _missing(methods: Sequence[Compared], pairs: Sequence[Pair]) -> Iterable[str
 
 def _listed(missing: Sequence[Pair], pairs: Sequence[Pair]) -> str:
     """Pairs in words; a set whose pairs are all missing is named once."""
-    words = []
+    words: list[str] = []
     for inside in dict.fromkeys(pair.inside for pair in missing):
         own = [pair for pair in missing if pair.inside == inside]
         whole = len(own) == sum(pair.inside == inside for pair in pairs)
