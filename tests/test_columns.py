@@ -222,7 +222,7 @@ def test_dates_that_are_missing_late_or_spoilt():
     with pytest.raises(ValueError, match="Row 2: column `day` holds 'soon', which is not a date such as 2024-12-31"):
         encoder(pa.table({"day": ["2020-01-15", "soon"]}))
     with pytest.raises(ValueError, match="not a date such as 12/31/2024"):
-        fitted(["12/31/2024 9:30"] * 10 + ["unknown"], "day")
+        fitted(["12/31/2024 9:30"] * 10 + ["soon"], "day")
     with pytest.raises(ValueError, match="day and month in two orders"):
         fitted(["12/31/2024", "31/12/2024"], "day")
     assert "taken as day/month" in fitted(["1/2/2024", "3/4/2024"], "day").notes[0]
@@ -527,3 +527,49 @@ def test_a_level_that_is_new_in_a_closed_column_stays_far():
     (column,) = encoder.columns
     assert not column.open
     assert encoder(pa.table({"a": ["mauve"]})).x.max() == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("texts", "first"),
+    [
+        (["3 Mar 2021", "14 December 2020"], "2021-03-03"),
+        (["March 3, 2021", "Dec 14 2020"], "2021-03-03"),
+        (["2021-Mar-03", "2020-dec-14"], "2021-03-03"),
+        (["03-MAR-21", "14-DEC-99"], "2021-03-03"),
+        (["Wed, 03 Mar 2021 10:30:00 GMT", "Mon, 14 Dec 2020 09:00:00 +0000"], "2021-03-03 10:30"),
+        (["Wednesday, March 3rd, 2021", "Monday, December 14th, 2020"], "2021-03-03"),
+        (["3/14/2021 1:30 PM", "3/15/2021 12:00 AM"], "2021-03-14 13:30"),
+        (["2021-03-03 12:05:00 am", "2021-03-03 12:05:00 p.m."], "2021-03-03 00:05"),
+        (["31-12-2020", "03-01-2021"], "2020-12-31"),
+        (["2021.03.03", "2020.12.14"], "2021-03-03"),
+        (["3 Mar 2021", "04/13/2021", "4 May 2020"], "2021-03-03"),
+    ],
+)
+def test_dates_by_the_names_of_months_and_by_halves_of_the_day(texts, first):
+    encoder = fitted(texts, "day")
+    (date,) = encoder.columns
+    assert isinstance(date, Date)
+    x = encoder(pa.table({"day": texts})).x
+    assert encoder.decode(x)[0] == {"day": first}
+
+
+@pytest.mark.parametrize("text", ["3 Mai 2021", "32 Mar 2021", "Mar", "2021-03-03 13:30 PM", "2021-03-03 0:30 AM"])
+def test_what_is_no_date_is_refused_by_its_row(text):
+    encoder = fitted(["3 Mar 2021", "14 December 2020"], "day")
+    with pytest.raises(ValueError, match=r"Row 2: column `day` holds .*, which is not a date"):
+        encoder(pa.table({"day": ["3 Mar 2021", text]}))
+
+
+def test_a_column_of_times_with_halves_of_the_day_is_refused_with_advice():
+    with pytest.raises(ValueError, match="times of the day"):
+        fitted(["9:30 AM", "1:15 pm"], "day")
+
+
+@pytest.mark.parametrize("word", ["n/a", "-", "?", "unknown", "Unknown", "NULL", "none", ".", "N.A.", "--"])
+def test_words_among_dates_stand_for_missing_ones(word):
+    encoder = fitted(["2020-01-01", word, "2020-03-01", word], "day")
+    assert isinstance(encoder.columns[0], Date)
+    assert encoder.columns[0].missing
+    x = encoder(pa.table({"day": [word, "2020-01-01", None]})).x
+    assert encoder.missing(x) == [["day"], [], ["day"]]
+    assert ("taken as missing (2 rows)" in encoder.notes[0]) == (word not in ("n/a", "NULL"))

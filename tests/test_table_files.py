@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapcal.tables import columns_of, delimited, read, stream
+from dapcal.tables.told import note_of
 from dapcal.tables.values import MISSING, numbers, texts
 from dapcal.types import DapcalWarning
 
@@ -507,3 +508,22 @@ def test_without_pyarrow_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"Tables need pyarrow; install it with: pip install 'dapcal\[tables\]'"):
         importlib.import_module("dapcal.tables")
+
+
+@pytest.mark.parametrize("word", ["unknown", "none", ".", "Unknown", "n.a.", "--", "#DIV/0!"])
+def test_words_among_numbers_stand_for_missing_ones(write, word):
+    path = write(f"area,colour\n1,red\n{word},{word}\n3,{word}\n")
+    assert read(path).to_pydict() == {"area": [1.0, None, 3.0], "colour": ["red", word, word]}
+    assert whole(path, KINDS, rows=1) == {"area": [1.0, None, 3.0], "colour": ["red", word, word]}
+    assert note_of(read(path), "area") == [f"column `area`: '{word}' taken as missing (1 row)"]
+    assert note_of(read(path), "colour") == []
+
+
+def test_common_spellings_of_missing_values_need_no_note(write):
+    assert note_of(read(write("area\n1\nNA\n3\n")), "area") == []
+    assert note_of(read(write("area\n1\n?\n3\n")), "area") == ["column `area`: '?' taken as missing (1 row)"]
+
+
+def test_words_alone_are_levels(write):
+    assert read(write("area,b\nunknown,1\nnone,2\n")).to_pydict()["area"] == ["unknown", "none"]
+    assert whole(write("area,colour\nunknown,1\n"), KINDS) == {"area": [None], "colour": ["1"]}

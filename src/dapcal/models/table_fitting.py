@@ -22,6 +22,7 @@ from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, logarithmic, with_target
+from dapcal.tables.told import note_of
 from dapcal.tables.values import numbers
 
 _MANY_COPIES = 0.1  # share of the rows
@@ -86,6 +87,7 @@ def fit(
     spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
+        *note_of(table, target),
         *([left_out] if left_out else []),
         *([] if found is None else [_told_of(target, log)]),
         *([told] if told else []),

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dapcal.tables.columns import LIMIT, Counts
-from dapcal.tables.values import is_text, short, texts
-
-Order = Literal["year", "day", "month"]
-"""What a date begins with: 2024-12-31, 31.12.2024 (also 31/12/2024), or 12/31/2024."""
+from dapcal.tables.date_texts import EPOCH, EXAMPLES, Order, order_of, parsed
+from dapcal.tables.values import is_text, short, texts, without_words, words_note
 
 _DAY, _WEEK, _YEAR = 1.0, 7.0, 365.2425
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TEXT = re.compile(
-    r"(?:(?P<year>\d{4})[-/](?P<month>\d{1,2})[-/](?P<day>\d{1,2})"
-    r"|(?P<one>\d{1,2})[./](?P<two>\d{1,2})[./](?P<last>\d{4}|\d{2}))"
-    r"(?:[T ](?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2})(?:[.,]\d+)?)?"
-    r" ?(?P<zone>Z|[+-]\d{2}:?\d{2})?)?"
-)
 
 
 @dataclass(frozen=True)
@@ -85,7 +74,7 @@ class Date:
         """A date as people write it, from its standardised number, as exactly as float32 keeps it."""
         days = self.center + self.scale * value
         try:
-            moment = _EPOCH + timedelta(days=days if self.has_times else round(days))
+            moment = EPOCH + timedelta(days=days if self.has_times else round(days))
         except OverflowError:
             return f"{days:,.0f} days after 1970"
         return f"{moment:%Y-%m-%d %H:%M}" if self.has_times else f"{moment:%Y-%m-%d}"
@@ -96,16 +85,21 @@ class Date:
 
 
 def fit_date(values: pa.ChunkedArray, name: str) -> tuple[Date, str | None]:
-    """Learn a column of dates; a note where day and month could be meant the other way round."""
-    order, note = _order(texts(values, name).drop_null().to_pylist(), name) if is_text(values.type) else ("year", None)
+    """Learn a column of dates; notes on words read as missing, and where day and month could be exchanged."""
+    order: Order = "year"
+    notes: tuple[str | None, ...] = ()
+    if is_text(values.type):
+        text = texts(values, name)
+        order, note = order_of(without_words(text).drop_null().to_pylist(), name)
+        notes = (note, words_note(values, name))
     days = days_of(values, name, order)
     present = days[~np.isnan(days)]
     deviation = float(present.std())
-    last = (_EPOCH + timedelta(days=float(present.max()))).date()
+    last = (EPOCH + timedelta(days=float(present.max()))).date()
     told = f"column `{name}` is read as dates; rows after {last}, the last of them, will count as unusual"
     has_times = bool((present != np.floor(present)).any())
     fitted = Date(name, float(present.mean()), deviation or 1.0, len(present) < len(days), order, has_times)
-    return fitted, told if note is None else f"{told}; {note}"
+    return fitted, "; ".join([told, *filter(None, notes)])
 
 
 def days_of(values: pa.ChunkedArray, name: str, order: Order, first_row: int = 1) -> np.ndarray:
@@ -115,51 +109,14 @@ def days_of(values: pa.ChunkedArray, name: str, order: Order, first_row: int = 1
         return seconds.cast(pa.float64()).to_numpy() / 86_400
     known: dict[str | None, float] = {None: math.nan}
     found = np.empty(len(values))
-    for row, text in enumerate(texts(values, name).to_pylist()):
+    for row, text in enumerate(without_words(texts(values, name)).to_pylist()):
         if text not in known:
-            days = _parsed(text, order)
+            days = parsed(text, order)
             if days is None:
-                how = {"year": "2024-12-31", "day": "31/12/2024", "month": "12/31/2024"}[order]
                 raise ValueError(
-                    f"Row {first_row + row}: column `{name}` holds {short(text)}, which is not a date such as {how}; "
-                    "correct it, or leave it empty if it is missing"
+                    f"Row {first_row + row}: column `{name}` holds {short(text)}, which is not a date such as "
+                    f"{EXAMPLES[order]}; correct it, or leave it empty if it is missing"
                 )
             known[text] = days
         found[row] = known[text]
     return found
-
-
-def _parsed(text: str, order: Order) -> float | None:
-    match = _TEXT.fullmatch(text)
-    if match is None or (match["year"] is None) == (order == "year"):
-        return None
-    if match["year"] is not None:
-        year, month, day = match["year"], match["month"], match["day"]
-    else:
-        day, month = (match["one"], match["two"]) if order == "day" else (match["two"], match["one"])
-        year = match["last"] if len(match["last"]) == 4 else f"{'19' if match['last'] >= '70' else '20'}{match['last']}"
-    try:
-        hour, minute, second = (int(match[part] or 0) for part in ("hour", "minute", "second"))
-        moment = datetime(int(year), int(month), int(day), hour, minute, second, tzinfo=UTC)
-    except ValueError:
-        return None
-    zone = match["zone"]
-    if zone not in (None, "Z"):
-        offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        moment += offset if zone[0] == "-" else -offset
-    return (moment - _EPOCH) / timedelta(days=1)
-
-
-def _order(present: Sequence[str], name: str) -> tuple[Order, str | None]:
-    """What dates begin with: decided by days over 12, and by points."""
-    found = [match for match in map(_TEXT.fullmatch, present) if match is not None and match["year"] is None]
-    if len(found) * 2 < len(present):
-        return "year", None
-    first, second = (any(int(match[part]) > 12 for match in found) for part in ("one", "two"))
-    if first and second:
-        raise ValueError(f"Column `{name}` holds dates with day and month in two orders; write them as 2024-12-31")
-    if second:
-        return "month", None
-    if first or "." in found[0][0]:
-        return "day", None
-    return "day", "no day is over 12, so they are taken as day/month; write them as 2024-12-31 if that is wrong"

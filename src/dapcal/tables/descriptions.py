@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from dapcal.tables.columns import Category, Number
-from dapcal.tables.dates import Date, Order
+from dapcal.tables.date_texts import Order
+from dapcal.tables.dates import Date
 from dapcal.tables.encoder import Encoder
 from dapcal.tables.targets import Classes, Numbers
 

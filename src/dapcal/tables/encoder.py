@@ -15,6 +15,7 @@ from torch import Tensor
 from dapcal.tables.columns import Category, Number, all_of, find, listed
 from dapcal.tables.dates import Date
 from dapcal.tables.fitting import fit_column
+from dapcal.tables.told import note_of
 from dapcal.tables.values import Kind
 
 Column = Number | Category | Date
@@ -67,6 +68,7 @@ def fit_encoder(
             dropped.append(name)
         else:
             columns.append(column)
+            notes += note_of(table, name)
     if problems and not drop_unusable:
         raise ValueError(all_of(problems))
     dropped += problems

@@ -15,6 +15,7 @@ from dapcal.tables.delimited import open_delimited
 from dapcal.tables.excel import open_excel
 from dapcal.tables.sampling import Sample, drawn
 from dapcal.tables.sources import Source, batches_of, check_width, head_of, in_one_line
+from dapcal.tables.told import with_notes
 from dapcal.tables.typed import open_npz, open_parquet
 from dapcal.tables.values import Kind, converted, guessed
 
@@ -82,19 +83,18 @@ def _typed(
     table = as_expected(table, expected, str(path), 1)
     if not source.untyped:
         return table
-    columns, problems = {}, {}
+    columns, notes, problems = dict(zip(source.names, table.columns, strict=True)), {}, {}
     for name, column in zip(source.names, table.columns, strict=True):
-        columns[name] = column
         if name not in expected and name not in drop:
             try:
-                columns[name] = guessed(column, name, str(path))
+                columns[name], notes[name] = guessed(column, name, str(path))
             except ValueError as error:
                 problems[name] = str(error)
     if unusable is not None:
         unusable |= problems
     elif problems:
         raise ValueError(all_of(problems))
-    return pa.table(columns)
+    return with_notes(pa.table(columns), notes)
 
 
 def stream(path: str | Path, expected: Mapping[str, Kind] | None = None, rows: int = BATCH_ROWS) -> Iterator[pa.Table]:

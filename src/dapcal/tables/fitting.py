@@ -11,15 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dapcal.tables.columns import MAX_LEVELS, Category, Number
+from dapcal.tables.date_texts import are_dates, are_times
 from dapcal.tables.dates import Date, fit_date
 from dapcal.tables.values import is_number, is_text, numbers, short, texts
-
-_DATE = (
-    r"^([0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[./][0-9]{1,2}[./]([0-9]{4}|[0-9]{2}))"
-    r"([T ][0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?( ?(Z|[+-][0-9]{2}:?[0-9]{2}))?)?$"
-    r"|^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
-)
-
 
 OPEN = 0.05  # chance that a new row has a new level, beyond which that is nothing unusual
 MANY_ONCE = 10  # levels that one row has, of which that chance is told
@@ -29,8 +23,6 @@ _FEWEST_IDS = 60  # numbers; of as few or fewer, all may well be different by ch
 _LONGEST_IDS = 4  # times the rows, over which ids spread at most: three of four may lie in another file
 _REPEATS = 7  # numbers that occur twice, of which chance would give as many: it gives none with chance exp(−7)
 _YEARS = 1800, 2100
-
-_CLOCK = r"^[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?$"
 
 
 def fit_column(
@@ -53,11 +45,10 @@ def fit_column(
         is_one(values.type) for is_one in (pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null)
     ):
         text = texts(values, name)
-        present = text.drop_null()
-        if len(present) and are_dates(present):
-            if pc.mean(pc.match_substring_regex(present, _CLOCK)).as_py() > 0.1:
+        if are_dates(text):
+            if are_times(text):
                 raise ValueError(_time_advice(name))
-            return fit_date(text, name)
+            return fit_date(values, name)
         return _fit_category(text, name)
     raise ValueError(
         f"Column `{name}` holds {values.type}, which is neither number nor text; leave it out with --drop {quote(name)}"
@@ -72,11 +63,6 @@ def mean_and_deviation(values: np.ndarray, name: str) -> tuple[float, float]:
     if not (math.isfinite(mean) and math.isfinite(deviation)):
         raise ValueError(f"Column `{name}` holds numbers up to {largest:.3g}, too large to standardise; rescale it")
     return mean, deviation if deviation > 8 * np.finfo(np.float64).eps * largest else 0.0
-
-
-def are_dates(present: pa.ChunkedArray) -> bool:
-    """Whether texts, none of them missing, are mostly dates or times."""
-    return bool(pc.mean(pc.match_substring_regex(present, _DATE)).as_py() > 0.9)
 
 
 def are_ids(values: np.ndarray, rows: int | None = None) -> bool:

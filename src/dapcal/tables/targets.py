@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from dapcal.tables.columns import LIMIT, find, nearest
-from dapcal.tables.fitting import are_dates, mean_and_deviation
+from dapcal.tables.date_texts import are_dates
+from dapcal.tables.fitting import mean_and_deviation
 from dapcal.tables.values import Kind, is_number, is_text, numbers, short, texts
 
 TaskName = Literal["classification", "regression"]
@@ -160,7 +161,7 @@ def fit_target(column: pa.ChunkedArray, task: TaskName | None = None, name: str 
         raise ValueError(f"Expected `task` as classification or regression, got {task!r}")
     if not _present(column, name).any():
         raise ValueError("The target has no values; choose another column")
-    if pa.types.is_temporal(column.type) or (is_text(column.type) and are_dates(texts(column, name).drop_null())):
+    if pa.types.is_temporal(column.type) or (is_text(column.type) and are_dates(texts(column, name))):
         raise ValueError("The target holds dates or times; make numbers of it, e.g. days since a day that matters")
     regression = (task or guess(column, name).name) == "regression"
     return _fit_numbers(column, name) if regression else _fit_classes(column, name)

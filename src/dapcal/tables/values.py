@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,28 @@ Kind = Literal["number", "category", "date"]
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NAN", "null", "NULL", "None", "-", "?")
 """Texts that stand for a missing value."""
 
+WORDS = (
+    *(
+        "unknown",
+        "unk",
+        "none",
+        "missing",
+        "undefined",
+        "blank",
+        "empty",
+        "pending",
+        "tbd",
+        "tba",
+        "nil",
+        "null",
+        "nan",
+    ),
+    *("na", "n/a", "n.a.", "n.a", "n/d", "nat", "not available", "not known", "not applicable", "\\n"),
+    *("-", "--", "---", "\u2013", "\u2014", ".", "..", "...", "?", "??", "???", "*"),  # also the longer dashes
+    *("#n/a", "#value!", "#ref!", "#div/0!", "#num!", "#name?", "#null!"),
+)
+"""Texts, in any case, that stand for a missing value among numbers and dates; elsewhere they may be levels."""
+
 _NUMBER = r"^[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|(?i:inf(inity)?))$"
 _NUMBER_WITH_COMMA = r"^[+-]?[0-9][0-9.]*,[0-9][0-9.,]*$"
 _SPACES = " '\u00a0\u202f"  # between thousands, beside commas and points
@@ -26,8 +48,16 @@ _GROUPS = rf"[0-9]{{1,3}}([{_SPACES}][0-9]{{3}})+([.,][0-9]+)?"
 _DIGITS = rf"[0-9][0-9.,{_SPACES}]*"
 _DRESSED = rf"^\(?[+-]?({_GROUPS}|[$€£¥] ?[+-]?{_DIGITS}|{_DIGITS}[%$€£¥])\)?$"  # 12 500, $1,200.50, 7 %, ($3)
 _WITH_UNIT = r"^[+-]?[0-9][0-9.,]* ?[A-Za-zµ°][A-Za-zµ°²³/]*$"  # 1.2 km
+_TELLS_NOTHING = ("", "na", "n/a", "nan", "null", "<na>", "#n/a")  # of spellings of a missing value
 _PLAINLY = "write them with a decimal point, and no separators of thousands or signs"
 _MOSTLY = 0.9  # above this share of numbers, other texts in a column are mistakes, and not levels of a category
+
+
+class Guess(NamedTuple):
+    """What a column of texts seems to hold."""
+
+    values: pa.ChunkedArray
+    note: str | None  # what there is to say about it
 
 
 def numbers(column: pa.ChunkedArray, name: str, source: str = "", first_row: int = 1) -> np.ndarray:
@@ -38,7 +68,7 @@ def numbers(column: pa.ChunkedArray, name: str, source: str = "", first_row: int
         try:
             values = _parsed(column)
         except pa.ArrowInvalid as error:
-            column = texts(column, name)
+            column = without_words(texts(column, name))
             row = int(np.argmin(are_numbers(column)))
             raise ValueError(_no_number(column, row, name, source, first_row, "number")) from error
     elif is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
@@ -61,6 +91,24 @@ def texts(column: pa.ChunkedArray, name: str, source: str = "") -> pa.ChunkedArr
     return pc.if_else(capitals, pc.utf8_lower(text), text) if pc.any(capitals).as_py() else text
 
 
+def without_words(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """What `texts` gives, null also where a word stands for a missing number or date."""
+    words = pc.is_in(pc.utf8_lower(text), pa.array(WORDS))
+    return pc.if_else(words, pa.scalar(None, pa.string()), text)
+
+
+def words_note(column: pa.ChunkedArray, name: str) -> str | None:
+    """A note on spellings of a missing value that may have meant something else."""
+    text = pc.utf8_trim_whitespace(_plain(column).cast(pa.string()))
+    words = pc.is_in(pc.utf8_lower(text), pa.array([word for word in WORDS if word not in _TELLS_NOTHING]))
+    found = sorted(pc.value_counts(text.filter(words)).to_pylist(), key=lambda own: (-own["counts"], own["values"]))
+    if not found:
+        return None
+    rows = sum(own["counts"] for own in found)
+    told = ", ".join(short(own["values"]) for own in found[:3]) + (", …" if len(found) > 3 else "")
+    return f"column `{name}`: {told} taken as missing ({rows:,} {'row' if rows == 1 else 'rows'})"
+
+
 def converted(column: pa.ChunkedArray, kind: Kind, name: str, source: str, first_row: int) -> pa.ChunkedArray:
     """A column as what it is expected to hold."""
     if kind == "number":
@@ -68,12 +116,16 @@ def converted(column: pa.ChunkedArray, kind: Kind, name: str, source: str, first
     return column if kind == "date" and pa.types.is_temporal(column.type) else texts(column, name, source)
 
 
-def guessed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
+def guessed(column: pa.ChunkedArray, name: str, source: str) -> Guess:
     """Numbers if all texts are; what looks like numbers that a few texts have spoilt is refused."""
     with suppress(pa.ArrowInvalid):
-        return _nullable(_finite(_parsed(column), column, name, source, 1))
+        values = _nullable(_finite(_parsed(column), column, name, source, 1))
+        if values.null_count < len(values):
+            return Guess(values, words_note(column, name))
     text = texts(column, name)
-    present = text.drop_null()
+    present = without_words(text).drop_null()
+    if not len(present):  # words alone are levels
+        return Guess(text if text.null_count < len(text) else values, None)
     plain, commas = are_numbers(present), _matches(present, _NUMBER_WITH_COMMA)
     dressed = commas | _matches(present, _DRESSED)
     share = plain.mean()
@@ -91,9 +143,10 @@ def guessed(column: pa.ChunkedArray, name: str, source: str) -> pa.ChunkedArray:
             "alone (or --drop the column, or name it with --category)"
         )
     if many and share > _MOSTLY:
+        text = without_words(text)
         row = int(np.argmin(are_numbers(text)))
         raise ValueError(_no_number(text, row, name, source, 1, f"number ({100 * share:.4g} % of the column are)"))
-    return text
+    return Guess(text, None)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -142,10 +195,10 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _parsed(text: pa.ChunkedArray) -> np.ndarray:
-    try:
-        return text.cast(pa.float64()).to_numpy()  # quick, where nothing is missing or padded
-    except pa.ArrowInvalid:
-        return texts(text, "").cast(pa.float64()).to_numpy()
+    for plain in (lambda: text, lambda: texts(text, "")):  # the first is quick, where nothing is missing or padded
+        with suppress(pa.ArrowInvalid):
+            return plain().cast(pa.float64()).to_numpy()
+    return without_words(texts(text, "")).cast(pa.float64()).to_numpy()
 
 
 def _spelt(column: pa.ChunkedArray) -> pa.ChunkedArray:
