@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import sys
 import time
 import warnings
@@ -32,6 +31,7 @@ import dapcal
 from dapcal.calibration.weighing import PROBES, weights_of
 from dapcal.distances.outliers import near, synthetic
 from dapcal.experiments.datasets.images import as_floats, fashion_mnist, mnist
+from dapcal.experiments.records import environment
 from dapcal.files import write_text
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import ensemble, laplace
@@ -59,9 +59,7 @@ def main(folder: str = "build") -> None:
         "seeds": SEEDS,
         "members": MEMBERS,
         "epochs": EPOCHS,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "dapcal": dapcal.__version__,
+        "environment": environment(),
         "seconds": round(time.perf_counter() - started, 1),
         "auroc": found,
         "summary": summary(found),

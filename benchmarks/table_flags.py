@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -35,8 +34,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, load_
 from sklearn.ensemble import IsolationForest
 from sklearn.neighbors import NearestNeighbors
 
-import dapcal
 from dapcal import tables
+from dapcal.experiments.records import environment
 from dapcal.files import write_text
 from dapcal.metrics import auroc
 from dapcal.models.table import TableModel
@@ -65,13 +64,11 @@ OWN = {"breast cancer": load_breast_cancer, "iris": load_iris, "wine": load_wine
 
 def main(folder: str = "build", seeds: str = "2", *only: str) -> None:
     started = time.perf_counter()
-    versions = {"torch": torch, "scikit-learn": sklearn, "numpy": np, "dapcal": dapcal}
     results: dict[str, Any] = {
         "experiment": "table-flags",
         "seeds": int(seeds),
         "recipe": "fast, 3 members",
-        "python": platform.python_version(),
-        **{name: module.__version__ for name, module in versions.items()},
+        "environment": {**environment(), "scikit-learn": sklearn.__version__},
         "tables": {},
     }
     for name, (table, target) in every_table().items():

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from as_fitted import LEVEL, fitted
 
+from dapcal.experiments.records import environment
 from dapcal.files import write_text
 from dapcal.recipes import Recipe
 
@@ -96,7 +97,7 @@ def row_of(folder: Path, table: str, split: int) -> dict[str, Any]:
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     lines = ",\n  ".join(json.dumps(row) for row in sorted(rows, key=lambda row: (row["table"], row["split"])))
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps({"experiment": "table-intervals", "level": LEVEL, "torch": torch.__version__})[:-1]
+    head = json.dumps({"experiment": "table-intervals", "level": LEVEL, "environment": environment()})[:-1]
     write_text(path, f'{head}, "rows": [\n  {lines}\n]}}\n')
 
 

@@ -7,8 +7,8 @@ are Monte Carlo standard errors over splits. Three ways:
 - "batched": networks of all splits trained side by side in plain torch, stopped where the NLL of the half that chooses
   is lowest, and once more on all rows for as long ("refit"), as `dapcal.recipes` does; pieces, scales and p-values are
   the library's. Asked about with the members before the refit ("off") and after it ("on").
-- "recipe": `dapcal.recipes.fit` itself with refit and without gap cross-validation, with the fewest judging rows alone,
-  as it trains one by one. It asks the members from before the refit.
+- "recipe": `dapcal.recipes.fit` itself with refit and without gap cross-validation, columns checked one by one as in
+  tables, with the fewest judging rows alone, as it trains one by one. It asks the members from before the refit.
 
 Run: python benchmarks/validity.py [folder] [way ...]
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import time
 import warnings
 from collections.abc import Iterator
@@ -31,7 +30,12 @@ from torch import Tensor, nn
 import dapcal
 from dapcal import recipes
 from dapcal.calibration.ood_score import fit_evidence, pieces_of
+from dapcal.distances import Space
+from dapcal.distances.column_checks import Columns
+from dapcal.distances.column_statistics import Part
+from dapcal.distances.projectors import Identity
 from dapcal.ensembles import base_ensemble
+from dapcal.experiments.records import environment
 from dapcal.files import write_text
 from dapcal.likelihoods import Categorical, Gaussian, Likelihood
 from dapcal.posteriors import ensemble
@@ -59,9 +63,7 @@ def main() -> None:
             "experiment": f"validity-{way}",
             "splits": SPLITS,
             "levels": LEVELS,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "dapcal": dapcal.__version__,
+            "environment": environment(),
             "seconds": round(time.perf_counter() - started, 1),
             "shares": found,
         }
@@ -99,6 +101,8 @@ def with_calibrate() -> Iterator[tuple[str, Shares]]:
 
 
 def with_recipe() -> Iterator[tuple[str, Shares]]:
+    columns = Columns(tuple(Part(number=place, center=0.0, scale=1.0) for place in range(COLUMNS)))
+    spaces = (Space(Identity(), columns, radius=None, name="columns"),)
     judging = JUDGING[0]
     for task, likelihood in TASKS.items():
         shares: Shares = {}
@@ -108,7 +112,7 @@ def with_recipe() -> Iterator[tuple[str, Shares]]:
             recipe = recipes.Recipe(
                 hidden=(WIDTH,), members=2, epochs=12, batch_size=80, learning_rate=2e-2, fast=True, seed=split
             )
-            fitted = recipes.fit(x, y, likelihood, _outputs(task), recipe)
+            fitted = recipes.fit(x, y, likelihood, _outputs(task), recipe, evidence=spaces)
             _count(shares, fitted.calibrated(draw(ASKED, task, generator)[0]))
         yield f"{task}, {judging} judge, refit on", shares
 

@@ -1,11 +1,12 @@
 """How the time of `dapcal fit` and `dapcal predict` grows with the columns of a table: 2,000 take at most 5 times 500.
 
-python benchmarks/wide_tables.py [--rows 400] [--columns 500 2000]
+python benchmarks/wide_tables.py [--rows 400] [--columns 500 2000] [--out results/wide-tables.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from dapcal.experiments.records import environment
+from dapcal.files import write_text
+
 START = "from dapcal.cli import main; main()"
 
 
@@ -23,8 +27,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400)
     parser.add_argument("--columns", type=int, nargs="+", default=[500, 2000])
     parser.add_argument("--fit", nargs="*", default=[], help="further options of dapcal fit, without --")
+    parser.add_argument("--out", type=Path, help="a result file")
     given = parser.parse_args()
     seconds: dict[str, list[float]] = {"nothing": [], "fit": [], "predict": []}
+    peaks: list[float] = []
     for columns in given.columns:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
@@ -36,15 +42,24 @@ def main() -> None:
                 "predict": ["predict", "wide.dap", "wide.csv", "-o", "out.csv", "--quiet"],
             }
             for name, command in commands.items():
-                seconds[name].append(timed(command, place))
+                seconds[name].append(round(timed(command, place), 2))
             told = ", ".join(f"{name} {values[-1]:.1f} s" for name, values in seconds.items())
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-            print(f"{columns} columns × {given.rows} rows: {told} of processor time, peak {peak:.2f} GiB", flush=True)
+            peaks.append(round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2))
+            print(f"{columns} columns × {given.rows} rows: {told} of processor time, peak {peaks[-1]} GiB", flush=True)
     for name in ("fit", "predict"):
         first, last = seconds[name][0], seconds[name][-1]
-        print(
-            f"{name}: {last / first:.2f} times the time for {given.columns[-1] / given.columns[0]:g} times the columns"
-        )
+        wider = given.columns[-1] / given.columns[0]
+        print(f"{name}: {last / first:.2f} times the time for {wider:g} times the columns")
+    if given.out:
+        found = {
+            "experiment": "wide-tables",
+            "environment": environment(),
+            "rows": given.rows,
+            "columns": given.columns,
+            "processor_seconds": seconds,
+            "peak_gib": peaks,
+        }
+        write_text(given.out, json.dumps(found, indent=1) + "\n")
 
 
 def write(path: Path, rows: int, columns: int) -> None:
