@@ -59,6 +59,7 @@ page: $(STAMP)  # docs/results.md, no-harm.md and performance.md with their figu
 	$(VENV)/bin/python -m dapcal.experiments.page.table_accuracy results docs/tables.md
 	$(VENV)/bin/python -m dapcal.experiments.page.performance results docs
 	$(VENV)/bin/python -m dapcal.experiments.page.scale results docs/scale.md
+	$(VENV)/bin/python -m dapcal.experiments.page.trust results docs/trust.md
 	$(VENV)/bin/python -m dapcal.experiments.page.tables results README.md docs/posteriors.md
 
 bench: $(PEERS_STAMP)  # half an hour of speed and memory beside other libraries, QUICK=1: small; goes on where interrupted
