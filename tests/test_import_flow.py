@@ -23,7 +23,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {
         "plain things": (
             "dapcal.data", "dapcal.files", "dapcal.interpolation", "dapcal.mapped", "dapcal.progress", "dapcal.png",
-            "dapcal.moving",
+            "dapcal.amounts", "dapcal.moving",
             "dapcal.errors", "dapcal.inputs", "dapcal.npz", "dapcal.container", "dapcal.signing", "dapcal.visible",
             "dapcal.blocks", "dapcal.in_file",
         ),
@@ -45,7 +45,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {
         "adapters": ("dapcal.adapters",),
         "detectors": ("dapcal.detectors",),
-        "explain": ("dapcal.explain",),
+        "explain": ("dapcal.explain", "dapcal.explain_words"),
     },
     {
         "old names": (

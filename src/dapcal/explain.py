@@ -17,7 +17,7 @@ from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import Identity, project
 from dapcal.evidence import Piece
 from dapcal.predictive import Prediction
-from dapcal.types import LEVEL, NeighborIndex
+from dapcal.types import ALPHA, LEVEL, NeighborIndex
 
 _ORDINARY = 0.05  # chance that a training input itself has any far column, about
 _MOST_SAMPLED = 1000  # training inputs that "usual" is read from
@@ -164,8 +164,8 @@ class Explainer:
     index: NeighborIndex
     usual: Tensor
 
-    def __call__(self, x: Tensor) -> Explanation:
-        """Explain the prediction at one input (1, ...)."""
+    def __call__(self, x: Tensor, alpha: float = ALPHA) -> Explanation:
+        """Explain the prediction at one input (1, ...), and why it is flagged at the level `alpha`."""
         check_inputs(x, "x", like=self.calibrated.example)
         if len(x) != 1:
             raise ValueError(f"Expected one input (1, ...) in `x`, got {len(x)}; explain them one by one, x[i : i + 1]")
@@ -178,7 +178,7 @@ class Explainer:
             distance=float(prediction.distance[0]),
             ood_score=float(prediction.ood_score[0]),
             p_value=float(prediction.ood_p_value[0]),
-            reason=prediction.reasons()[0],
+            reason=prediction.reasons(alpha)[0],
             evidence=tuple(_clue(name, piece) for name, piece in prediction.evidence.items()),
             spaces=tuple(self._reach(space, x, nearest) for space in self.calibrated.distance.spaces),
             nearest=nearest,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dapcal.explain import Answer, Explanation, Neighbours
-    from dapcal.models.subject import Picture, Row, Subject
+    from dapcal.models.subject import Subject
 
 
 def explain(
@@ -48,9 +48,6 @@ def explain(
             "unusual": subject.unusual(x)[0] if subject.unusual is not None else {},
         }
         said.result({"row": row, **_told(subject, found, x), **cells}, _words(subject, found, x, row))
-
-
-_COLUMNS = 6  # that the table of neighbours shows
 
 
 def _near(found: Explanation, x: Tensor) -> Neighbours:
@@ -90,30 +87,21 @@ def _plain(subject: Subject, answer: Answer) -> dict[str, Any]:
 
 
 def _words(subject: Subject, found: Explanation, x: Tensor, row: int) -> str:
-    verdict = f"yes, {found.reason}" if found.reason else "yes" if found.p_value <= ALPHA else "no"
+    from dapcal import explain_words as words
+
+    shown = subject.show(x)[0]
     lines = [
         f"Row {row}: `{brief(subject.target)}` {_answer(subject, found.after)}",
         f"Before distances count: {_answer(subject, found.before)}",
-        f"Out of distribution: {verdict} (p-value {found.p_value:.3g}){_reach(found)}",
-        *_clues(found),
+        words.verdict(found, ALPHA),
+        *words.clues(found),
         *_cells(subject, x),
-        *([_far(found, subject.show(x)[0])] if x.is_floating_point() else []),  # token ids are not columns
+        # token ids are not columns
+        *([words.far(found, shown if isinstance(shown, dict) else {})] if x.is_floating_point() else []),
         "",
-        *_neighbours(subject, found, x),
+        *words.aligned(_neighbours(subject, found, x)),
     ]
     return "\n".join(lines)
-
-
-def _reach(found: Explanation) -> str:
-    reach = found.farthest
-    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} (the radius) is usual"
-    return f"; it lies {reach.raw:.3g} from the training rows in the space of {reach.space}{radius}"
-
-
-def _clues(found: Explanation) -> list[str]:
-    """The evidence piece by piece; files of earlier versions have no p-values for them."""
-    told = [f"{clue.name} {clue.p_value:.3g}" for clue in found.evidence if clue.p_value is not None]
-    return [f"p-values piece by piece: {', '.join(told)}"] if told else []
 
 
 def _cells(subject: Subject, x: Tensor) -> list[str]:
@@ -129,52 +117,27 @@ def _cells(subject: Subject, x: Tensor) -> list[str]:
 
 
 def _answer(subject: Subject, answer: Answer) -> str:
+    from dapcal.explain_words import likeliest, ranges
+
     if subject.classes:
-        best = sorted(zip(answer.mean, subject.classes, strict=True), reverse=True)[:3]
-        return ", ".join(f"{brief(name)} {100 * p:.1f} %" for p, name in best)
-    from dapcal.models.amounts import amount
-
+        return likeliest(answer.mean, subject.classes)
     plain = _plain(subject, answer)
-    ends = zip(plain["mean"], plain["lower"], plain["upper"], strict=True)
-    return ", ".join(
-        f"{amount(mean)} (95 % interval {amount(lower)} to {amount(upper)})" for mean, lower, upper in ends
-    )
+    return ranges(plain["mean"], plain["lower"], plain["upper"])
 
 
-def _far(found: Explanation, shown: Row | Picture) -> str:
-    """The columns that are further from the neighbours than usual."""
-    far = [column for column in found.columns if column.is_far or column.is_outside]
-    if not far:
-        return "No column alone is far from the nearest training rows."
-    texts = []
-    for column in far[:_COLUMNS]:
-        value = f" = {brief(shown[column.name])}" if isinstance(shown, dict) and column.name in shown else ""
-        outside = ", outside all training values" if column.is_outside else ""
-        texts.append(f"`{brief(column.name)}`{value} ({100 * column.share:.0f} % of the distance{outside})")
-    return "Far columns: " + "; ".join(texts)
+def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[list[str]]:
+    """The row above its nearest training rows."""
+    from dapcal.explain_words import grid
 
-
-def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[str]:
-    """The row above its nearest training rows, the columns that differ most first."""
     near = _near(found, x)
     train = subject.train.x[list(near.rows)]
-    shown = [*subject.show(x), *subject.show(train)]
+    rows = [one if isinstance(one, dict) else {} for one in (*subject.show(x), *subject.show(train))]
     labels = ["this row", *(f"training row at {distance:.3g}" for distance in near.distances)]
-    targets = ["?", *_targets(subject, list(near.rows))]
-    rows = [one if isinstance(one, dict) else {} for one in shown]
-    names = ([column.name for column in found.columns if column.name in rows[0]] or list(rows[0]))[:_COLUMNS]
-    table = [["", *names, subject.target]]
-    table += [
-        [label, *(one[name] for name in names), target]
-        for label, one, target in zip(labels, rows, targets, strict=True)
-    ]
-    table = [list(map(brief, line)) for line in table]
-    widths = [max(len(line[place]) for line in table) for place in range(len(table[0]))]
-    return ["  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip() for line in table]
+    return grid(found, rows, labels, ["?", *_targets(subject, list(near.rows))], subject.target)
 
 
 def _targets(subject: Subject, rows: list[int]) -> list[str]:
-    from dapcal.models.amounts import amount
+    from dapcal.amounts import amount
 
     y = subject.train.y[rows]
     if subject.has_labels:

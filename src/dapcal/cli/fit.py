@@ -213,7 +213,7 @@ def _class_weights(text: str) -> str | dict[str, float]:
 
 
 def _numbers(summary: Summary) -> str:
-    from dapcal.models.amounts import amount
+    from dapcal.amounts import amount
 
     value = f"{summary.value:.4f}" if summary.measure == "accuracy" else amount(summary.value)
     radius = ", ".join(

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from dapcal.models.amounts import amount
+from dapcal.amounts import amount
 from dapcal.models.columns import Columns
 from dapcal.models.drift import Sample
 from dapcal.models.judged_rows import CategoryCounts, Judged, JudgedClasses, JudgedNumbers

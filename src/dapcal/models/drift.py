@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapcal.models.amounts import amount
+from dapcal.amounts import amount
 from dapcal.tables.columns import Category, Number
 from dapcal.tables.dates import Date
 from dapcal.tables.encoder import Encoder

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dapcal import metrics
+from dapcal.amounts import amount
 from dapcal.data import Labelled
 from dapcal.ensembles import seen
-from dapcal.models.amounts import amount
 from dapcal.models.table import TableModel
 from dapcal.predictive import Prediction
 from dapcal.records import ALPHA, LEVEL

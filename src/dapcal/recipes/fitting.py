@@ -56,6 +56,7 @@ class Fitted(NamedTuple):
     train: Labelled
     held_out: Labelled
     gaps: GapChoice | None = None
+    rows: Tensor | None = None  # places of the training rows among those that were given
 
 
 def fit(
@@ -155,7 +156,7 @@ def fit(
             calibrated = _again(calibrated, everything, watch, (of_train, of_held_out), bounds)
     elif has_intervals(calibrated):
         calibrated = replace(calibrated, notes=(*calibrated.notes, note(len(calibrated.evidence.held_out))))
-    return Fitted(calibrated, train, held_out, choice)
+    return Fitted(calibrated, train, held_out, choice, of_train)
 
 
 def _again(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +14,13 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from torch import Tensor
 
 from dapcal import recipes
-from dapcal.explain import Explanation, explainer
+from dapcal.amounts import amount
+from dapcal.explain import Answer, Neighbours, explainer
 from dapcal.likelihoods import Likelihood
 from dapcal.predictive import Prediction
 from dapcal.recipes import Bounds
-from dapcal.sklearn.frames import as_table, is_mixed
+from dapcal.sklearn.explained import Neighbour, RowExplanation, explained_row
+from dapcal.sklearn.frames import as_table, index_of, is_mixed
 from dapcal.sklearn.parts import COMMON, plain
 from dapcal.types import ALPHA
 
@@ -100,21 +103,67 @@ class DistanceAware(BaseEstimator):
         """p-value minus `alpha`, (N,): negative = out of distribution, as scikit-learn's outlier detectors count."""
         return self.ood_p_value(X) - self.alpha
 
-    def explain(self, X: Any, neighbours: int = 5) -> list[Explanation]:
+    def explain(self, X: Any, neighbours: int = 5) -> list[RowExplanation]:
         """Why predictions are what they are, one explanation a row: nearest training rows, far columns, evidence.
+
+        `print(model.explain(X)[0])` says it in words, with targets in the unit of y and rows by the index of X.
 
         Args:
             X: inputs, (N, P).
-            neighbours: how many training rows to name, by their place in `train_x_`.
+            neighbours: how many training rows to name.
         """
         check_is_fitted(self)
         x = self._encoded(X)
-        names = tuple(getattr(self, "feature_names_in_", ())) if self.encoder_ is None else self.encoder_.names
-        explained = explainer(self.calibrated_, self.train_x_, names, min(neighbours, len(self.train_x_)))
-        return [explained(x[row : row + 1].to(self.train_x_.device)) for row in range(len(x))]
+        names = self._names()
+        find = explainer(self.calibrated_, self.train_x_, names, min(neighbours, len(self.train_x_)))
+        found = [find(x[row : row + 1].to(self.train_x_.device), self.alpha) for row in range(len(x))]
+        index, values = index_of(X), self._values(x)
+        return [
+            explained_row(
+                one,
+                self._in_unit(one.before),
+                self._in_unit(one.after),
+                row=row if index is None else index[row],
+                target=self.target_name_,
+                classes=tuple(map(str, getattr(self, "classes_", ()))),
+                values=values[row],
+                neighbours=self._neighbours(one.nearest),
+                alpha=self.alpha,
+            )
+            for row, one in enumerate(found)
+        ]
+
+    def _names(self) -> tuple[str, ...]:
+        """Of the column that every input of the networks comes from."""
+        if self.encoder_ is not None:
+            return self.encoder_.names
+        return tuple(getattr(self, "feature_names_in_", [f"column {n + 1}" for n in range(self.n_features_in_)]))
+
+    def _values(self, x: Tensor) -> list[dict[str, str]]:
+        """Rows of the networks as people see them."""
+        if self.encoder_ is not None:
+            return self.encoder_.decode(x)
+        plain = x.double().cpu().numpy() * self.scale_ + self.center_
+        return [dict(zip(self._names(), map(amount, row), strict=True)) for row in plain.tolist()]
+
+    def _neighbours(self, near: Neighbours) -> tuple[Neighbour, ...]:
+        rows = list(near.rows)
+        parts = (
+            self.train_index_[rows],
+            near.distances,
+            self.train_y_[rows].tolist(),
+            self._values(self.train_x_[rows]),
+        )
+        return tuple(Neighbour(*each) for each in zip(*parts, strict=True))
+
+    @abstractmethod
+    def _in_unit(self, answer: Answer) -> Answer:
+        """In the unit of y."""
 
     def _taken(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         """Inputs and targets, checked; a DataFrame with texts, categories, dates or missing cells stays one."""
+        self.target_name_ = y.name if isinstance(getattr(y, "name", None), str) else "target"
+        self.train_index_ = index_of(X)  # of all rows, until those that train are known
         self.encoder_: Encoder | None = None
         if not is_mixed(X):
             return validate_data(self, X, y, dtype=np.float64, **options)
@@ -125,7 +174,8 @@ class DistanceAware(BaseEstimator):
         check_consistent_length(X, y)
         return X, y
 
-    def _fit(self, X: Any, y: Tensor, likelihood: Likelihood, outputs: int, bounds: Bounds = NO_BOUNDS) -> Self:
+    def _fit(self, X: Any, y: Tensor, likelihood: Likelihood, outputs: int, bounds: Bounds = NO_BOUNDS) -> np.ndarray:
+        """Learn, and say which rows train."""
         left_open = {
             "hidden": None if self.hidden is None else tuple(self.hidden),
             "learning_rate": self.learning_rate,
@@ -164,7 +214,10 @@ class DistanceAware(BaseEstimator):
             y = y.float() if y.is_floating_point() else y
         fitted = recipes.fit(x, y, likelihood, outputs, recipe, evidence=evidence, bounds=bounds)
         self.calibrated_, self.gaps_, self.train_x_ = fitted.calibrated, fitted.gaps, fitted.train.x
-        return self
+        assert fitted.rows is not None
+        rows = fitted.rows.numpy()
+        self.train_index_ = rows if self.train_index_ is None else self.train_index_[rows]
+        return rows
 
     def _read(self, X: Any, *parts: Callable[[Prediction], Tensor | list[str]]) -> list[np.ndarray]:
         """Parts of the predictions at X, each (N, ...), numbers in float64."""
@@ -195,4 +248,4 @@ class DistanceAware(BaseEstimator):
         except ImportError as error:
             raise ImportError("predict_frame needs pandas; install it with: pip install pandas") from error
         verdict = columns["ood_p_value"] <= self.alpha
-        return pandas.DataFrame({**columns, "ood": verdict, "reason": reasons}, index=getattr(X, "index", None))
+        return pandas.DataFrame({**columns, "ood": verdict, "reason": reasons}, index=index_of(X))

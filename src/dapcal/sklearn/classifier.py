@@ -9,6 +9,7 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 
+from dapcal.explain import Answer
 from dapcal.likelihoods import Categorical
 from dapcal.sklearn.base import DistanceAware
 from dapcal.sklearn.parts import COMMON
@@ -50,7 +51,8 @@ class DistanceAwareClassifier(ClassifierMixin, DistanceAware):
         X, y = self._taken(X, y)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        return self._fit(X, torch.from_numpy(labels), Categorical(), len(self.classes_))
+        self.train_y_ = y[self._fit(X, torch.from_numpy(labels), Categorical(), len(self.classes_))]
+        return self
 
     def predict(self, X: Any) -> np.ndarray:
         """The most likely class, (N,)."""
@@ -76,3 +78,6 @@ class DistanceAwareClassifier(ClassifierMixin, DistanceAware):
         columns = {"prediction": self.classes_[probabilities.argmax(1)]}
         columns |= {f"probability_{label}": probabilities[:, k] for k, label in enumerate(self.classes_)}
         return self._frame(X, columns | dict(zip(COMMON, common, strict=True)), reasons)
+
+    def _in_unit(self, answer: Answer) -> Answer:
+        return answer

@@ -24,3 +24,8 @@ def as_table(X: Any) -> Any:
             "DataFrames with texts need pyarrow; install it with: pip install 'dapcal[tables]'"
         ) from error
     return pa.Table.from_pandas(X, preserve_index=False)
+
+
+def index_of(X: Any) -> Any:
+    """Labels of the rows of a DataFrame; None where there are none."""
+    return X.index if hasattr(X, "iloc") else None

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from sklearn.base import RegressorMixin
 
+from dapcal.explain import Answer
 from dapcal.likelihoods import Gaussian
 from dapcal.recipes import Limits, in_network_unit, limits_of
 from dapcal.sklearn.base import DistanceAware
+from dapcal.sklearn.explained import in_unit
 from dapcal.sklearn.parts import COMMON, ends_of, mean_of, std_of
 from dapcal.types import ALPHA, LEVEL
 
@@ -101,7 +103,7 @@ class DistanceAwareRegressor(RegressorMixin, DistanceAware):
         limits = limits_of(float(y.min()), float(y.max()), self._limits(), "The target", "`bounds`")
         self.bounds_ = (-inf if limits[0] is None else limits[0], inf if limits[1] is None else limits[1])
         bounds = in_network_unit(limits, lambda amount: (amount - center) / scale)
-        self._fit(X, torch.from_numpy((y - center) / scale), Gaussian(), 1, bounds)
+        self.train_y_ = y[self._fit(X, torch.from_numpy((y - center) / scale), Gaussian(), 1, bounds)]
         if self.bounds is None and limits[0] is not None:
             told = "no target is below 0, so no prediction or interval goes below it; bounds=(None, None) allows it"
             self.calibrated_ = replace(self.calibrated_, notes=(*self.calibrated_.notes, told))
@@ -150,6 +152,9 @@ class DistanceAwareRegressor(RegressorMixin, DistanceAware):
     def _shown(self, target: np.ndarray) -> np.ndarray:
         """In the target's unit, and within its bounds."""
         return np.clip(self.unit_[0] + self.unit_[1] * target, *self.bounds_)
+
+    def _in_unit(self, answer: Answer) -> Answer:
+        return in_unit(answer, lambda values: tuple(self._shown(np.array(values)).tolist()), self.unit_[1])
 
     def _limits(self) -> Limits | None:
         if self.bounds is None:

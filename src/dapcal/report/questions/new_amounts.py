@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dapcal.models.amounts import amount
+from dapcal.amounts import amount
 from dapcal.models.judged_rows import JudgedNumbers
 from dapcal.records import LEVEL
 from dapcal.report.examples import Examples, sample
