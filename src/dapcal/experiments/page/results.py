@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dapcal.experiments.page.bar import section as bar_section
 from dapcal.experiments.page.cells import DOWN, UP, table
 from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.files import GapResults, ImageResults, Source, read_gap, read_images
@@ -35,7 +36,7 @@ def results_page(folder: Path) -> Page:
     images = [found for name in IMAGES if (found := read_images(folder, name)) is not None]
     blocks: list[str | Drawing] = ["# Results", *_top(gap, images)]
     if images:
-        blocks += ["## All pairs of image sets", *summary_section(images), *rank_section(images)]
+        blocks += ["## All pairs of image sets", *bar_section(images), *summary_section(images), *rank_section(images)]
     if gap is not None:
         blocks += gap_section(gap)
     for found in images:
