@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dapcal.distances.column_checks import ABOVE, FINE, MISSING, RARE, UNLIKE, fit_checks
-from dapcal.distances.column_statistics import Part, decimals, fit_likeness
+from dapcal.distances.column_statistics import Part, decimals, fit_likeness, fit_seen, places_of
 from dapcal.distances.tails import fit_tails
 from dapcal.metrics import auroc
 
@@ -140,3 +140,20 @@ def test_categories_alone_and_one_number_alone():
     assert checks(torch.tensor([[0.0, 0, 0, 0, 4]])) > checks(torch.tensor([[1.0, 0, 0, 0, 0]])) + 1
     single = fit_checks(torch.linspace(-1, 1, 50)[:, None], [Part(number=0)])
     assert single(torch.tensor([[30.0]])) > single(torch.tensor([[0.0]])) + 1
+
+
+def test_categories_of_few_and_many_levels_are_looked_up_alike():
+    x = torch.zeros(90, 7)
+    x[:, 0] = 1
+    x[:30, 0], x[:30, 1] = 0, 1
+    x[torch.arange(90), 2 + torch.arange(90) % 5] = 1
+    parts = (Part(codes=(0, 1)), Part(codes=(2, 3, 4, 5, 6), missing=6))
+    seen, places = fit_seen(x, parts), places_of(parts, x.device)
+    found = seen.codes(x, places).exp().reciprocal() * 91 - 0.5
+    torch.testing.assert_close(found[0], torch.where(x[:, 1] > 0, 30.0, 60.0).double())
+    torch.testing.assert_close(found[1], torch.full((90,), 18.0).double())
+    blank = seen.blank(x, places)
+    assert not blank[0].any()
+    assert torch.equal(blank[1] > 0, x[:, 6] > 0)
+    nothing = torch.zeros(1, 7)  # no level at all: the first one
+    assert torch.equal(seen.codes(nothing, places)[:, 0], seen.codes(x[[45, 50]], places).diagonal())

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dapcal.distances.column_statistics import Likeness, Part, Seen, decimals, fit_likeness, fit_seen
+from dapcal.distances.column_statistics import Likeness, Part, Places, Seen, decimals, fit_likeness, fit_seen, places_of
 from dapcal.distances.tails import Tails, fit_tails
 from dapcal.storing import Stores
 
-_ROWS = 1024  # looked at at a time
+_AT_ONCE = 2**13  # numbers whose decimals are looked at at once
+_LEVELS_AT_ONCE = 2**20  # inputs of categories that are looked at at once
 
 ABOVE, BELOW, FINE, RARE, MISSING, UNLIKE = "above", "below", "fine", "rare", "missing", "unlike"
 """Kinds of checks: FINE has more decimals, RARE is rare or new, UNLIKE does not fit the other columns."""
@@ -71,6 +73,7 @@ class ColumnChecks:
     likeness: Likeness
     edges: Tails
     tails: Tails
+    _places: Places = field(init=False, repr=False)
 
     def __call__(self, points: Tensor) -> Tensor:
         """(N,)."""
@@ -82,12 +85,16 @@ class ColumnChecks:
 
     def surprises(self, points: Tensor) -> Tensor:
         """−log p of every check, (M, N) in float64, in the order of `checks`."""
-        edges = self.edges(_edges(points, self.parts))
-        unlike = self.likeness(self.likeness.compared(edges, points))
-        unlike = unlike.masked_fill(_absent(points, self.parts), -torch.inf)
-        return torch.cat([edges, self.tails(torch.cat([_statistics(points, self.parts, self.seen), unlike]))])
+        absent = self._places.absent(points)
+        edges = self.edges(_edges(points, self._places, absent))
+        unlike = self.likeness(self.likeness.compared(edges, points)).masked_fill(absent, -torch.inf)
+        statistics = _statistics(points, self._places, self.seen, absent)
+        return torch.cat([edges, self.tails(torch.cat([statistics, unlike]))])
 
-    @property
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_places", places_of(self.parts, self.tails.knots.device))
+
+    @cached_property
     def checks(self) -> list[tuple[int | None, str]]:
         """Column and kind of every check; MISSING is of all columns together."""
         numbers = [place for place, part in enumerate(self.parts) if part.number is not None]
@@ -106,7 +113,7 @@ class ColumnChecks:
         Where it is the missing cells that surprise, the rarest of them are named.
         """
         surprises, checks, enough = self.surprises(points), self.checks, self.enough(level)
-        blank = self.seen.blank(points, self.parts)  # (columns, N)
+        blank = self.seen.blank(points, self._places)  # (columns, N)
         found = []
         for row, own in enumerate(surprises.T):
             places = {int(own.argmax()), *(own >= enough).nonzero().flatten().tolist()}
@@ -128,7 +135,9 @@ def fit_checks(points: Tensor, parts: Sequence[Part]) -> ColumnChecks:
     """Learn from training points (T, P) what is usual in every column."""
     parts = tuple(parts)
     seen = fit_seen(points, parts)
-    values = _edges(points, parts)
+    places = places_of(parts, points.device)
+    absent = places.absent(points)
+    values = _edges(points, places, absent)
     edges = fit_tails(values, torch.zeros(len(values), dtype=torch.bool))
     surprises = edges(values)
     likeness = fit_likeness(surprises, points, parts)
@@ -137,45 +146,30 @@ def fit_checks(points: Tensor, parts: Sequence[Part]) -> ColumnChecks:
     for half in (0, 1):  # no row is compared with what was learnt from it
         own = torch.arange(len(points), device=points.device) % 2 == half
         unlike[:, own] = likeness.learnt(compared[:, ~own])(compared[:, own])
-    unlike[_absent(points, parts)] = -torch.inf
-    statistics = torch.cat([_statistics(points, parts, seen, itself=1), unlike])
+    unlike[absent] = -torch.inf
+    statistics = torch.cat([_statistics(points, places, seen, absent, itself=1), unlike])
     checks = ColumnChecks(parts, seen, likeness, edges, edges)
     in_nats = torch.tensor([kind in (RARE, MISSING) for _, kind in checks.checks[len(values) :]])
     return ColumnChecks(parts, seen, likeness, edges, fit_tails(statistics, in_nats))
 
 
-def _decimals(points: Tensor, numbers: Sequence[Part]) -> Tensor:
+def _decimals(points: Tensor, places: Places) -> Tensor:
     """Of the numbers, (numbers, N), a few rows at a time, which stay close to a core through many short steps."""
-    centers = torch.tensor([[part.center, part.scale] for part in numbers], dtype=torch.float64, device=points.device)
-    center, scale = centers.reshape(-1, 2, 1).unbind(1)
-    values = points[:, [part.number for part in numbers]].T
-    return torch.cat([decimals(rows, center, scale) for rows in values.split(_ROWS, 1)], 1)
+    values = points[:, places.numbers].T
+    parts = values.split(max(1, _AT_ONCE // max(1, len(values))), 1)
+    return torch.cat([decimals(rows, places.center, places.scale) for rows in parts], 1)
 
 
-def _edges(points: Tensor, parts: Sequence[Part]) -> Tensor:
+def _edges(points: Tensor, places: Places, absent: Tensor) -> Tensor:
     """Values of the numbers, and their negatives, (2 numbers, N); −inf where missing."""
-    numbers = [part.number for part in parts if part.number is not None]
-    values = points[:, numbers].T
-    absent = _absent(points, parts)
-    return torch.cat([v.masked_fill(absent, -torch.inf) for v in (values, -values)])
+    values = points[:, places.numbers].T
+    return torch.cat([values, -values]).masked_fill(absent.repeat(2, 1), -torch.inf)
 
 
-def _absent(points: Tensor, parts: Sequence[Part]) -> Tensor:
-    """Which numbers are missing, (numbers, N)."""
-    absent = [
-        points[:, part.missing] > 0 if part.missing is not None else torch.zeros_like(points[:, 0], dtype=torch.bool)
-        for part in parts
-        if part.number is not None
-    ]
-    return torch.stack(absent) if absent else torch.zeros(0, len(points), dtype=torch.bool, device=points.device)
-
-
-def _statistics(points: Tensor, parts: Sequence[Part], seen: Seen, itself: int = 0) -> Tensor:
+def _statistics(points: Tensor, places: Places, seen: Seen, absent: Tensor, itself: int = 0) -> Tensor:
     """What the tails of FINE, RARE and MISSING look at, (·, N); `itself`: rows of training that are the row itself."""
-    absent = _absent(points, parts)
-    numbers = [part for part in parts if part.number is not None]
-    values = seen.values(points, numbers, itself)
-    of_numbers = torch.cat([_decimals(points, numbers), values]).masked_fill(absent.repeat(2, 1), -torch.inf)
-    codes = seen.codes(points, [part for part in parts if part.number is None], itself)
-    blank = seen.blank(points, parts, itself).sum(0, keepdim=True)
-    return torch.cat([of_numbers, codes, blank])
+    of_numbers = torch.cat([_decimals(points, places), seen.values(points, places, itself)])
+    few = points.split(max(1, _LEVELS_AT_ONCE // max(1, places.codes.numel())))
+    codes = torch.cat([seen.codes(rows, places, itself) for rows in few], 1)
+    blank = seen.blank(points, places, itself).sum(0, keepdim=True)
+    return torch.cat([of_numbers.masked_fill(absent.repeat(2, 1), -torch.inf), codes, blank])

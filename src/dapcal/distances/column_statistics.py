@@ -13,7 +13,7 @@ from dapcal.storing import Stores
 _MOST_VALUES = 1000  # distinct training values of a number up to which they are known one by one
 _MOST_OTHERS = 512  # input columns that a number is compared with
 _COMMON = 0.01  # share of training rows that must have a code, and lack it, for it to be compared with
-_DECIMALS = range(6, -4, -1)
+_DECIMALS = tuple(range(6, -4, -1))
 _ROUNDING = 4e-7  # of a standardised float32
 _MANY = 9.0  # decimals where there are more than float32 can tell
 
@@ -39,6 +39,63 @@ class Part:
     scale: float = 1.0
 
 
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the inputs of all columns stand, as tensors that look at all of them at once; made by `places_of`.
+
+    Attributes:
+        columns: how many there are.
+        numbers: input columns of the numbers, (K,).
+        center: of each number, (K, 1) in float64.
+        scale: likewise.
+        missing: input column that marks missing values of each number, (K,); its own where there is none.
+        is_marked: whether there is one, (K, 1).
+        codes: input columns of each category's levels, (categories, L); the last one again where there are fewer.
+        marked: columns that have a mark, (m,).
+        marks: input columns of these marks, (m,).
+    """
+
+    columns: int
+    numbers: Tensor
+    center: Tensor
+    scale: Tensor
+    missing: Tensor
+    is_marked: Tensor
+    codes: Tensor
+    marked: Tensor
+    marks: Tensor
+
+    def absent(self, points: Tensor) -> Tensor:
+        """Which numbers are missing, (K, N)."""
+        return (points[:, self.missing].T > 0) & self.is_marked
+
+
+def places_of(parts: Sequence[Part], device: torch.device) -> Places:
+    """Where the inputs of columns stand."""
+    of_numbers = [part for part in parts if part.number is not None]
+    marks = [(place, part.missing) for place, part in enumerate(parts) if part.missing is not None]
+    codes = [part.codes for part in parts if part.number is None]
+    most = max(map(len, codes), default=1)
+
+    def whole(values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    def exact(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
+    return Places(
+        columns=len(parts),
+        numbers=whole([part.number for part in of_numbers]),
+        center=exact([part.center for part in of_numbers]),
+        scale=exact([part.scale for part in of_numbers]),
+        missing=whole([part.number if part.missing is None else part.missing for part in of_numbers]),
+        is_marked=torch.tensor([part.missing is not None for part in of_numbers], device=device)[:, None].bool(),
+        codes=whole([(*own, *own[-1:] * (most - len(own))) for own in codes]).reshape(len(codes), most),
+        marked=whole([place for place, _ in marks]),
+        marks=whole([mark for _, mark in marks]),
+    )
+
+
 def decimals(x: Tensor, center: float | Tensor, scale: float | Tensor) -> Tensor:
     """Decimals of center + scale · x, (..., N): 2 of 0.25, 0 of 3, −1 of 40; `_MANY` where float32 cannot tell.
 
@@ -50,14 +107,14 @@ def decimals(x: Tensor, center: float | Tensor, scale: float | Tensor) -> Tensor
     >>> decimals(torch.tensor([0.25, 3.0, 40.0, 1 / 3]), 0.0, 1.0)
     tensor([ 2.,  0., -1.,  9.], dtype=torch.float64)
     """
-    value = center + scale * x.double()
-    doubt = _ROUNDING * scale * x.double().abs().clamp_min(1)
-    found = torch.full_like(value, _MANY)
-    for places in _DECIMALS:
-        steps = value * 10.0**places
-        exact = steps.sub_(steps.round()).abs_() <= doubt * 10.0**places
-        found.masked_fill_(exact.logical_and_(20 * doubt * 10.0**places < 1), float(places))
-    return found
+    x = x.double()
+    value = center + scale * x
+    doubt = _ROUNDING * scale * x.abs().clamp_min(1)
+    places = torch.tensor(_DECIMALS, dtype=torch.float64, device=x.device).view(-1, *[1] * x.ndim)
+    power = torch.tensor([10.0**place for place in _DECIMALS], dtype=torch.float64, device=x.device).view_as(places)
+    steps, doubt = value * power, doubt * power  # (places, ..., N)
+    exact = (steps.sub_(steps.round()).abs_() <= doubt).logical_and_(20 * doubt < 1)
+    return torch.where(exact, places, _MANY).amin(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,32 +138,28 @@ class Seen:
     codes_count: Tensor
     rows: int
 
-    def values(self, points: Tensor, numbers: Sequence[Part], itself: int = 0) -> Tensor:
+    def values(self, points: Tensor, places: Places, itself: int = 0) -> Tensor:
         """−log of the share of training rows with the same value, (numbers, N); −inf where values hardly repeat."""
-        if not numbers:
+        if not len(places.numbers):
             return points.new_zeros(0, len(points), dtype=torch.float64)
-        values = points[:, [part.number for part in numbers]].T.to(self.known).contiguous()
+        values = points[:, places.numbers].T.to(self.known).contiguous()
         place = torch.searchsorted(self.known, values).clamp_max(self.known.shape[1] - 1)
         same = self.known.gather(1, place) == values
         count = torch.where(same, self.count.gather(1, place), 0)
         return self._surprise(count - itself).masked_fill(~self.repeats[:, None], -torch.inf)
 
-    def codes(self, points: Tensor, categories: Sequence[Part], itself: int = 0) -> Tensor:
+    def codes(self, points: Tensor, places: Places, itself: int = 0) -> Tensor:
         """−log of the share of training rows with the same level, (categories, N)."""
-        found = [torch.zeros(0, len(points), dtype=torch.float64, device=points.device)]
-        for part in categories:
-            places = torch.tensor(part.codes, device=points.device)
-            own = places[points[:, places].argmax(1)]
-            found.append(self._surprise(self.codes_count[own] - itself)[None])
-        return torch.cat(found)
+        if not len(places.codes):
+            return points.new_zeros(0, len(points), dtype=torch.float64)
+        highest = points[:, places.codes].argmax(2).T  # the first of equal ones, as a repeated code is
+        return self._surprise(self.codes_count[places.codes.gather(1, highest)] - itself)
 
-    def blank(self, points: Tensor, parts: Sequence[Part], itself: int = 0) -> Tensor:
+    def blank(self, points: Tensor, places: Places, itself: int = 0) -> Tensor:
         """−log of the share of training rows without a value where a row has none, else 0, (columns, N)."""
-        found = points.new_zeros(len(parts), len(points), dtype=torch.float64)
-        for place, part in enumerate(parts):
-            if part.missing is not None:
-                surprise = self._surprise(self.codes_count[part.missing] - itself)
-                found[place] = torch.where(points[:, part.missing] > 0, surprise, 0.0)
+        found = points.new_zeros(places.columns, len(points), dtype=torch.float64)
+        surprise = self._surprise(self.codes_count[places.marks] - itself)[:, None]
+        found[places.marked] = torch.where(points[:, places.marks].T > 0, surprise, 0.0)
         return found
 
     def _surprise(self, count: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,14 +36,16 @@ class Tails:
     largest: Tensor
     width: Tensor
     in_nats: Tensor
+    _surprise: Tensor = field(init=False, repr=False)  # at each knot, and beyond all, (M, K + 1)
+
+    def __post_init__(self) -> None:
+        reached = torch.cat([self.counts, torch.zeros_like(self.counts[:, :1])], 1).double()
+        object.__setattr__(self, "_surprise", (self.rows[:, None] + 1).log() - (reached + 1).log())
 
     def __call__(self, values: Tensor) -> Tensor:
         """Surprise (M, N) in float64; 0 at values of −inf, which say nothing."""
         values = values.float().contiguous()  # as the knots: equal values stay equal
-        place = torch.searchsorted(self.knots, values)  # the first knot that is as large
-        padded = torch.cat([self.counts, torch.zeros_like(self.counts[:, :1])], 1)
-        reached = padded.gather(1, place).double()  # (M, N)
-        ordinary = (self.rows[:, None] + 1).log() - (reached + 1).log()
+        ordinary = self._surprise.gather(1, torch.searchsorted(self.knots, values))  # the first knot that is as large
         beyond = (values.double() - self.largest[:, None]).clamp_min(0) * (self.rows[:, None] > 0)
         further = torch.where(self.in_nats[:, None], beyond, _HEAVY * (beyond / self.width[:, None]).log1p())
         return torch.where(values == -torch.inf, 0.0, ordinary + further)
