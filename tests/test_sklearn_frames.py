@@ -7,7 +7,12 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from dapcal.sklearn import DistanceAwareClassifier, DistanceAwareRegressor
 
@@ -78,3 +83,44 @@ def test_plain_numbers_are_explained_too():
     x = random.normal(size=(120, 3))
     model = DistanceAwareRegressor(**TINY).fit(x, x[:, 0])
     assert [len(one.columns) for one in model.explain(x[:2])] == [3, 3]
+
+
+def test_intervals_are_a_frame_where_output_is_set_so(houses, regressor):
+    frame = houses[0][:10]
+    plain = regressor.predict_interval(frame)
+    model = pickle.loads(pickle.dumps(regressor))
+    with config_context(transform_output="pandas"):
+        everywhere = model.predict_interval(frame)
+        assert isinstance(model.set_output(transform="default").predict_interval(frame), np.ndarray)
+    shown = model.set_output(transform="pandas").set_output().predict_interval(frame)
+    for found in (shown, everywhere):
+        assert list(found) == ["lower", "upper"]
+        assert found.index.equals(frame.index)
+        np.testing.assert_array_equal(found, plain)
+    assert isinstance(clone(model).fit(*houses).predict_interval(frame[:2]), pd.DataFrame)
+    assert isinstance(model.predict(frame), np.ndarray)
+    with pytest.raises(ValueError, match="`transform` as default or pandas, got 'polars'"):
+        model.set_output(transform="polars")
+
+
+def test_a_pipeline_of_frames_keeps_names_and_categories(houses):
+    frame, y = houses
+    scaled = make_column_transformer(
+        (StandardScaler(), ["area"]), remainder="passthrough", verbose_feature_names_out=False
+    )
+    pipeline = make_pipeline(scaled, DistanceAwareRegressor(**TINY)).set_output(transform="pandas").fit(frame, y)
+    assert pipeline[-1].feature_names_in_.tolist() == ["area", "city", "heating", "sold"]
+    (one,) = pipeline[-1].explain(pipeline[:-1].transform(frame[:1].assign(city="Romulus")))
+    assert one.row == "h0"
+    assert {near.row for near in one.neighbours} < set(frame.index)
+    assert next(column for column in one.columns if column.name == "city").is_outside
+
+
+def test_arrays_of_texts_are_refused_with_the_way(houses):
+    frame, y = houses
+    words = r"could not convert string to float: .*; give texts as columns of a DataFrame, .* set_output\(transform="
+    with pytest.raises(ValueError, match=words):
+        DistanceAwareRegressor(**TINY).fit(frame[["area", "city"]].to_numpy(), y)
+    model = DistanceAwareRegressor(**TINY).fit(frame[["area"]].to_numpy(), y)
+    with pytest.raises(ValueError, match=words):
+        model.predict([["Rome"]])

@@ -20,7 +20,7 @@ from dapcal.likelihoods import Likelihood
 from dapcal.predictive import Prediction
 from dapcal.recipes import Bounds
 from dapcal.sklearn.explained import Neighbour, RowExplanation, explained_row
-from dapcal.sklearn.frames import as_table, index_of, is_mixed
+from dapcal.sklearn.frames import advised, as_frame, as_table, index_of, is_mixed
 from dapcal.sklearn.parts import COMMON, plain
 from dapcal.types import ALPHA
 
@@ -166,7 +166,8 @@ class DistanceAware(BaseEstimator):
         self.train_index_ = index_of(X)  # of all rows, until those that train are known
         self.encoder_: Encoder | None = None
         if not is_mixed(X):
-            return validate_data(self, X, y, dtype=np.float64, **options)
+            with advised():
+                return validate_data(self, X, y, dtype=np.float64, **options)
         if y is None:
             raise ValueError("This estimator requires y to be passed, but the target y is None")
         validate_data(self, X, skip_check_array=True)
@@ -230,7 +231,8 @@ class DistanceAware(BaseEstimator):
         """Inputs as the networks take them."""
         encoder: Encoder | None = getattr(self, "encoder_", None)  # what an earlier version pickled has none
         if encoder is None:
-            return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
+            with advised():
+                return self._standardised(validate_data(self, X, reset=False, dtype=np.float64))
         if not hasattr(X, "iloc"):
             raise ValueError("Expected a DataFrame with the columns that the estimator was fitted on; got an array")
         validate_data(self, X, reset=False, skip_check_array=True)
@@ -243,9 +245,5 @@ class DistanceAware(BaseEstimator):
         return prediction.reasons(self.alpha)
 
     def _frame(self, X: Any, columns: dict[str, np.ndarray], reasons: np.ndarray) -> DataFrame:
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("predict_frame needs pandas; install it with: pip install pandas") from error
         verdict = columns["ood_p_value"] <= self.alpha
-        return pandas.DataFrame({**columns, "ood": verdict, "reason": reasons}, index=index_of(X))
+        return as_frame({**columns, "ood": verdict, "reason": reasons}, X, "predict_frame")

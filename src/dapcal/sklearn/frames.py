@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def is_mixed(X: Any) -> bool:
@@ -29,3 +34,26 @@ def as_table(X: Any) -> Any:
 def index_of(X: Any) -> Any:
     """Labels of the rows of a DataFrame; None where there are none."""
     return X.index if hasattr(X, "iloc") else None
+
+
+def as_frame(columns: dict[str, Any], X: Any, wanted: str) -> DataFrame:
+    """Columns with the index of X; `wanted` is what errors say needs pandas."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f"{wanted} needs pandas; install it with: pip install pandas") from error
+    return pandas.DataFrame(columns, index=index_of(X))
+
+
+@contextmanager
+def advised() -> Iterator[None]:
+    """Where an array holds texts, which only a DataFrame may, say how it stays one."""
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("could not convert string to float"):
+            raise
+        raise ValueError(
+            f"{error}; give texts as columns of a DataFrame, which transformers before this one keep with "
+            'set_output(transform="pandas")'
+        ) from error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+from sklearn import get_config
 from sklearn.base import RegressorMixin
 
 from dapcal.explain import Answer
@@ -15,11 +16,15 @@ from dapcal.likelihoods import Gaussian
 from dapcal.recipes import Limits, in_network_unit, limits_of
 from dapcal.sklearn.base import DistanceAware
 from dapcal.sklearn.explained import in_unit
+from dapcal.sklearn.frames import as_frame
 from dapcal.sklearn.parts import COMMON, ends_of, mean_of, std_of
 from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+_CONTAINERS = ("default", "pandas")
 
 
 class DistanceAwareRegressor(RegressorMixin, DistanceAware):
@@ -126,9 +131,30 @@ class DistanceAwareRegressor(RegressorMixin, DistanceAware):
             raise ValueError("Expected `return_std` or `interval`, got both; predict_frame(X) gives both")
         return tuple(map(self._shown, self._read(X, mean_of, *ends_of(interval))))
 
-    def predict_interval(self, X: Any, level: float = LEVEL) -> np.ndarray:
-        """Lower and upper end of the interval that holds a target with probability `level`, (N, 2)."""
-        return np.stack([self._shown(end) for end in self._read(X, *ends_of(level))], 1)
+    def predict_interval(self, X: Any, level: float = LEVEL) -> np.ndarray | DataFrame:
+        """Lower and upper end of the interval that holds a target with probability `level`, (N, 2).
+
+        With `set_output(transform="pandas")`, or scikit-learn's configuration of that, a DataFrame with the index of X.
+        """
+        lower, upper = (self._shown(end) for end in self._read(X, *ends_of(level)))
+        if self._container() == "pandas":
+            return as_frame({"lower": lower, "upper": upper}, X, "predict_interval as pandas")
+        return np.stack([lower, upper], 1)
+
+    def set_output(self, *, transform: str | None = None) -> Self:
+        """What `predict_interval` returns: an array ("default"), or a DataFrame ("pandas"); None leaves it as it is.
+
+        Predictions stay arrays, as in all of scikit-learn, and `predict_frame` is a DataFrame in any case.
+        """
+        if transform not in (None, *_CONTAINERS):
+            raise ValueError(f"Expected `transform` as {' or '.join(_CONTAINERS)}, got {transform!r}")
+        if transform is not None:
+            self._sklearn_output_config = {"transform": transform}  # a name that `sklearn.base.clone` copies
+        return self
+
+    def _container(self) -> str:
+        own: dict[str, str] = getattr(self, "_sklearn_output_config", {})
+        return own.get("transform", get_config()["transform_output"])
 
     def predict_frame(self, X: Any, interval: float = LEVEL) -> DataFrame:
         """All that is known of the predictions, with the index of X.
