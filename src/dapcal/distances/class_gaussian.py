@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -66,4 +67,9 @@ class NearestClass:
 
     def _of_block(self, points: Tensor) -> Tensor:
         white = points.to(self.whitening) @ self.whitening.T
-        return torch.stack([(white - center).square().sum(1) for center in self.centers]).amin(0).sqrt()
+        squared = torch.addmm(self._squared_centers, white, self.centers.T, alpha=-2).amin(1)  # |c|² − 2 w·c, in float64
+        return (squared + white.square().sum(1)).clamp_min(0).sqrt()
+
+    @cached_property
+    def _squared_centers(self) -> Tensor:
+        return self.centers.square().sum(1)

@@ -269,9 +269,9 @@ class TableModel:
     def table(self, columns: Columns) -> pa.Table:
         """As it is written, one column a name."""
         written = {name: v for name, v in flat(columns, self.classes).items() if name not in _NOT_WRITTEN}
-        named = [", ".join(cells) for cells in written.pop("missing")]
+        named = [", ".join(cells) if cells else "" for cells in written.pop("missing")]
         reasons = [
-            "; ".join(f"{name}: {what}" for name, what in row.items()) or _DOUBT.get(reason, "")
+            "; ".join([f"{name}: {what}" for name, what in row.items()]) if row else _DOUBT.get(reason, "")
             for row, reason in zip(written.pop("unusual"), written["reason"], strict=True)
         ]
         return pa.table({**written, "missing": pa.array(named, pa.string()), "unusual": pa.array(reasons, pa.string())})
