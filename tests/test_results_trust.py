@@ -8,7 +8,12 @@ import pytest
 from dapcal.experiments.page.trust import trust_page
 
 ROOT = Path(__file__).parent.parent
-PAGE = "<!-- table: torture -->\n<!-- end of table -->\n<!-- table: wide-tables -->\nearlier numbers\n<!-- end of table -->\n"
+PAGE = """<!-- table: torture -->
+<!-- end of table -->
+<!-- table: wide-tables -->
+earlier numbers
+<!-- end of table -->
+"""
 ENVIRONMENT = {"device": "cpu", "python": "3.11.7", "torch": "2.13.0"}
 
 

@@ -67,8 +67,8 @@ class NearestClass:
 
     def _of_block(self, points: Tensor) -> Tensor:
         white = points.to(self.whitening) @ self.whitening.T
-        squared = torch.addmm(self._squared_centers, white, self.centers.T, alpha=-2).amin(1)  # |c|² − 2 w·c, in float64
-        return (squared + white.square().sum(1)).clamp_min(0).sqrt()
+        beside = torch.addmm(self._squared_centers, white, self.centers.T, alpha=-2)  # |c|² − 2 w·c, in float64
+        return (beside.amin(1) + white.square().sum(1)).clamp_min(0).sqrt()
 
     @cached_property
     def _squared_centers(self) -> Tensor:
