@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,27 +153,27 @@ def test_a_table_of_uneven_rows_is_refused():
 def test_image_cells(tmp_path: Path):
     text = results_page(folder(tmp_path, fashion_mnist=images())).text
     # MAP: accuracy 0.90 and 0.92, AUROC on MNIST 0.50 and 0.52; published 89.39, 67.65 and 67.49
-    cells = line(text, "MAP", "### The paper's table")
+    cells = line(text, "MAP", "<summary>The paper's table")
     assert cells[1:4] == ["91.0 ± 1.0 (89.39)", "51.0 ± 1.0 (67.65) ▼", "51.0 ± 1.0 (67.49) ▼"]
     assert cells[4] == "61.0 ± 1.0"  # the paper has no SVHN here
-    assert line(text, "DAP, paper's", "### The paper's table")[-1] == "−3.50 ± 0.50 (−10.45)"
-    assert line(text, "DAP, ours: entropy", "### The paper's table")[-1] == "−3.50 ± 0.50"
+    assert line(text, "DAP, paper's", "<summary>The paper's table")[-1] == "−3.50 ± 0.50 (−10.45)"
+    assert line(text, "DAP, ours: entropy", "<summary>The paper's table")[-1] == "−3.50 ± 0.50"
     # numbers with a published one: accuracy, AUROC and AUCPR of MAP, VI and DAP, two of DDU; within: the accuracies
     assert "Of 11 numbers that it has, 3 are within" in text
-    assert line(text, "DAP, ours: OOD score", "### Every score")[1:3] == ["71.0 ± 1.0", "29.0 ± 1.0"]
-    assert line(text, "DAP, ours: p-value", "### Every score")[1:3] == ["–", "–"]
-    assert line(text, "VI", "### Predictions")[1:3] == ["91.0 ± 1.0", "0.610 ± 0.010"]
-    assert line(text, "DAP, paper's", "### Importance weights")[1:3] == ["5·10⁻⁷", "2"]
-    assert line(text, "energy", "### Newer scores")[1:] == [
+    assert line(text, "DAP, ours: OOD score", "<summary>Every score")[1:3] == ["71.0 ± 1.0", "29.0 ± 1.0"]
+    assert line(text, "DAP, ours: p-value", "<summary>Every score")[1:3] == ["–", "–"]
+    assert line(text, "VI", "<summary>Predictions")[1:3] == ["91.0 ± 1.0", "0.610 ± 0.010"]
+    assert line(text, "DAP, paper's", "<summary>Importance weights")[1:3] == ["5·10⁻⁷", "2"]
+    assert line(text, "energy", "<summary>Newer scores")[1:] == [
         "–", "76.0 ± 1.0", "86.0 ± 1.0", "24.0 ± 1.0", "24.0 ± 1.0", "–", "–", "2",
     ]  # fmt: skip
-    assert "### The paper's open questions" not in text
+    assert "<summary>The paper's open questions" not in text
 
 
 def test_a_method_without_some_seeds_says_how_many(tmp_path: Path):
     data = images()
     del data["runs"][1]["rows"]["SNGP"]
-    cells = line(results_page(folder(tmp_path, fashion_mnist=data)).text, "SNGP", "### Networks trained")
+    cells = line(results_page(folder(tmp_path, fashion_mnist=data)).text, "SNGP", "<summary>Networks trained")
     assert cells[2] == "80.0"
     assert cells[-1] == "1"
 
@@ -180,16 +181,16 @@ def test_a_method_without_some_seeds_says_how_many(tmp_path: Path):
 def test_gap_cells(tmp_path: Path):
     text = results_page(folder(tmp_path, uci_gap=gap())).text
     # log-likelihoods −2.5, −2.75, −3.0 of "VI + paper": error 0.25/√3, with the paper's 0.19 together 0.24
-    assert line(text, "VI + paper", "### Test log-likelihood")[1] == "−2.75 ± 0.14 (−3.14 ± 0.19)"
-    assert line(text, "MAP", "### Test log-likelihood")[1] == "−3.25 ± 0.14 (−4.09 ± 0.52)"
-    assert line(text, "VI", "### Test log-likelihood")[2] == "−3.00 ± 0.14 (−144.71 ± 23.36) ▲"
-    assert line(text, "VI", "### Test log-likelihood")[3] == "−3.00 ± 0.25"  # naval without its constant column
-    assert line(text, "VI + ours", "### Differences")[1] == "+0.500 ± 0.000, +0.50 ▲"
-    assert line(text, "boston: VI + paper", "### The paper's estimator")[1:] == [
+    assert line(text, "VI + paper", "<summary>Test log-likelihood")[1] == "−2.75 ± 0.14 (−3.14 ± 0.19)"
+    assert line(text, "MAP", "<summary>Test log-likelihood")[1] == "−3.25 ± 0.14 (−4.09 ± 0.52)"
+    assert line(text, "VI", "<summary>Test log-likelihood")[2] == "−3.00 ± 0.14 (−144.71 ± 23.36) ▲"
+    assert line(text, "VI", "<summary>Test log-likelihood")[3] == "−3.00 ± 0.25"  # naval without its constant column
+    assert line(text, "VI + ours", "<summary>Differences")[1] == "+0.500 ± 0.000, +0.50 ▲"
+    assert line(text, "boston: VI + paper", "<summary>The paper's estimator")[1:] == [
         "−3.00 ± 0.14", "−2.75 ± 0.14", "−5.00 ± 0.00", "−7.00 ± 0.00", "−8.00 ± 0.00", "−100.0 (−200.0 to 0.0)", "50",
         "−15.0 (−45.0 to 15.0)",
     ]  # fmt: skip
-    assert line(text, "VI", "### 95 % intervals")[1] == "90.0 ± 0.0; 4.00 ± 0.00"
+    assert line(text, "VI", "<summary>95 % intervals")[1] == "90.0 ± 0.0; 4.00 ± 0.00"
     assert "“No network”" not in text
     assert "“Untuned”" not in text
 
@@ -204,7 +205,7 @@ def test_gap_rows_that_need_words_get_them(tmp_path: Path):
     text = results_page(folder(tmp_path, uci_gap=data)).text
     assert "“No network” is N(training mean, training variance)" in text
     assert "they choose the same on these splits: boston 1 of 3, naval 1 of 3." in text
-    assert line(text, "VI, untuned", "### Test log-likelihood")[1] == "−3.00 ± 0.14 (−3.18 ± 0.19)"
+    assert line(text, "VI, untuned", "<summary>Test log-likelihood")[1] == "−3.00 ± 0.14 (−3.18 ± 0.19)"
 
 
 def test_files_of_an_experiment_are_merged_by_row(tmp_path: Path):
@@ -212,11 +213,11 @@ def test_files_of_an_experiment_are_merged_by_row(tmp_path: Path):
     other["settings"]["epochs"] = 40
     main = images(names=("MAP", "VI", "DAP, ours"))
     text = results_page(folder(tmp_path, fashion_mnist=main, fashion_mnist_more=other)).text
-    assert line(text, "VI", "### The paper's table")[2] == "61.0 ± 1.0 (70.31) ▼"  # seeds 0 and 1, never 7
-    newer = "### Newer scores"
+    assert line(text, "VI", "<summary>The paper's table")[2] == "61.0 ± 1.0 (70.31) ▼"  # seeds 0 and 1, never 7
+    newer = "<summary>Newer scores"
     assert line(text, "energy", newer)[2] == "89.0"
     assert line(text, "*VI*", newer)[2] == "74.0"  # that of the same run
-    assert line(text, "SNGP †", "### Predictions")[1] == "104.0"  # marked as of another run
+    assert line(text, "SNGP †", "<summary>Predictions")[1] == "104.0"  # marked as of another run
     assert "seed 7; torch 2.9, cpu; epochs 40 in place of 80" in text
     assert line(text, "fashion-mnist")[1:] == ["`fashion-mnist.json`", "0, 1", "GPU; torch 2.9"]
 
@@ -245,7 +246,7 @@ def test_absent_files_leave_their_sections_out(files, tmp_path: Path):
     assert ("## UCI gap" in page.text) == ("uci_gap" in files)
     assert ("## Fashion-MNIST" in page.text) == ("fashion_mnist" in files)
     assert "## MNIST" not in page.text
-    assert "## How to read it" in page.text
+    assert "<summary>How to read it</summary>" in page.text
 
 
 def leaves(data: Any, path: tuple = ()) -> list[tuple]:
@@ -300,7 +301,7 @@ def test_figures_are_written_and_writing_again_changes_nothing(tmp_path: Path, m
     first = {path.name: path.read_bytes() for path in docs.iterdir()}
     figures = ("detection", "scores", "predictions", "calibration")
     expected = {"results.md", "results-uci-gap-likelihood.png", "results-uci-gap-gains.png"}
-    expected |= {"results-ranks-one-network.png"}
+    expected |= {"results-ranks-one-network.png", "results-opening.png"}
     assert set(first) == expected | {f"results-fashion-mnist-{name}.png" for name in figures}
     for name, content in first.items():
         if name.endswith("png"):
@@ -314,6 +315,22 @@ def test_captions_have_two_sentences(tmp_path: Path):
     for drawing in results_page(folder(tmp_path, fashion_mnist=images(), uci_gap=gap())).drawings:
         assert drawing.caption.count(". ") == 1, drawing.name
         assert drawing.caption.endswith(".")
+
+
+def test_details_are_folded_and_every_fold_is_closed_before_the_next(tmp_path: Path):
+    text = results_page(folder(tmp_path, fashion_mnist=images(), uci_gap=gap())).text
+    marks = re.findall(r"^(?:## |### |<details|</details>)", text, re.M)
+    assert "### " not in marks
+    assert marks[0] == "## "  # picture and table stand before all headings, and open
+    opened = False
+    for found in marks:
+        assert opened == (found == "</details>")
+        opened = found == "<details"
+    assert not opened
+    above = text.split("\n## ")[0]
+    assert above.startswith("# Results\n\n![")
+    assert above.count("![") == 1
+    assert len(re.findall(r"^\| ---", above, re.M)) == 1
 
 
 def test_published_rows_are_rows_of_ours():

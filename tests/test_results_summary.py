@@ -11,7 +11,9 @@ import pytest
 from scipy import stats
 
 from dapcal.experiments.page.cells import Number
+from dapcal.experiments.page.drawings import Drawing
 from dapcal.experiments.page.files import ImageResults, read_images
+from dapcal.experiments.page.opening import BEST_OTHERS, headline, opening, shown
 from dapcal.experiments.page.pairs import Pair, mean_over, methods_of, of_pairs, of_sets, pairs_of, spread
 from dapcal.experiments.page.summary import ordered, section, summary_table
 from summary_cases import experiment, method, written
@@ -127,3 +129,41 @@ def test_a_number_that_is_not_finite_is_not_hidden(tmp_path: Path):
     files = two()
     files[0]["runs"][0]["rows"]["MAP"]["test"]["nll"] = None
     assert cells("\n".join(section(read(tmp_path, *files))), "MAP")[7] == "not finite"
+
+
+def test_the_page_opens_with_the_rows_that_matter(tmp_path: Path):
+    files = two()
+    for place, (file, far) in enumerate(zip(files, (("Fashion-MNIST", "SVHN"), ("CIFAR-100", "SVHN")), strict=True)):
+        for run in file["runs"]:
+            rows = run["rows"]
+            rows |= {f"other {i}": method(dict.fromkeys(far, 50 + i)) for i in range(5)}
+            rows["lacking"] = method(dict.fromkeys(far, 100)) if place == 0 else method({})
+            rows["One network + DAP, ours"] = method(dict.fromkeys(far, 85), **(PROBABLE | {"nll": 0.1 + 0.1 * place}))
+        for name in rows:
+            file["parts"][name], file["main_scores"][name] = "newer", "score"
+    images = read(tmp_path, *files)
+    chosen = [one.name for one in shown(images)]
+    # with a mean over all pairs, the highest first: ours 85, energy 80, MAP 75.8; then what is not measured on all
+    assert chosen == ["One network + DAP, ours", "energy", "MAP", "other 4", "other 3", "DE"]
+    assert BEST_OTHERS == 3
+    text = headline(shown(images), images)
+    assert cells(text, "**one network + ours**") == ["85.0 ± 0.0", "85.0", "85.0", "0.150", "4.0"]
+    assert cells(text, "energy") == ["65.0 ± 0.0", "95.0", "80.0", "–", "–"]
+    assert cells(text, "ensemble alone") == ["96.0 ± 0.0", "–", "–", "–", "–"]
+    picture, table, *words = opening(images)
+    assert isinstance(picture, Drawing)
+    assert table == text
+    assert "one network + ours does not pass" in words[-1]
+    axes = picture.draw().axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()][-1] == "one network + ours"
+    diamonds = [(*line.get_xdata(), *line.get_ydata()) for line in axes.lines if line.get_marker() == "D"]
+    assert [place for _, place in filter(None, diamonds)] == [1, 2, 3, 4, 5]  # the ensemble, below, has none
+    assert (85.0, 5) in diamonds
+
+
+def test_an_ece_above_100_is_of_probabilities_that_are_none(tmp_path: Path):
+    files = two()
+    for file in files:
+        for run in file["runs"]:
+            run["rows"]["MAP"]["test"]["ece"] = 44.0
+    assert cells("\n".join(section(read(tmp_path, *files))), "MAP")[8] == "over 100"

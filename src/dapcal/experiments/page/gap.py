@@ -26,7 +26,7 @@ Block = str | Drawing
 def section(results: GapResults) -> list[Block]:
     """Text, tables and figures, in the order of the page."""
     summary = summarise(results.splits)
-    blocks: list[Block] = ["## UCI gap", _setup(results), *_likelihood(summary)]
+    blocks: list[Block] = ["## UCI gap", "### Setting", _setup(results), *_likelihood(summary)]
     blocks += figures.likelihood(summary)
     blocks += _gains(summary)
     blocks += figures.gains(results)

@@ -35,7 +35,8 @@ Block = str | Drawing
 
 def section(results: ImageResults) -> list[Block]:
     """Text, tables and figures, in the order of the page."""
-    blocks: list[Block] = [f"## {results.settings['inside']}", _setup(results), *photographs.about(results)]
+    blocks: list[Block] = [f"## {results.settings['inside']}", *photographs.unfinished(results)]
+    blocks += ["### Setting", _setup(results), *photographs.about(results)]
     blocks += _papers_table(results)
     blocks += figures.detection(results)
     blocks += _every_score(results)

@@ -13,16 +13,20 @@ from dapcal.experiments.page.files import ImageResults
 PARTS_OF_COLLAPSE = ("within", "dimensions", "far_stays_far")
 
 
-def about(results: ImageResults) -> Iterable[str]:
-    """How inputs are scored, what was not blind, and which rows are still to come; nothing for other experiments."""
-    settings = results.settings
-    if "rule" not in settings:
-        return
+def unfinished(results: ImageResults) -> Iterable[str]:
+    """Which rows are still to come."""
     missing = [row for source in results.sources for row in source.unfinished]
     if missing:
         seeds = Counter(row.partition(":")[0] for row in missing)
         listed = ", ".join(f"{count} of {seed}" for seed, count in seeds.items())
         yield f"**Not finished.** Rows that are still to come: {listed}."
+
+
+def about(results: ImageResults) -> Iterable[str]:
+    """How inputs are scored, and what was not blind; nothing for other experiments."""
+    settings = results.settings
+    if "rule" not in settings:
+        return
     yield "### How inputs are scored"
     yield (
         "Written down in `src/dapcal/experiments/cifar/plan.toml` before a network of this size was shown SVHN or "

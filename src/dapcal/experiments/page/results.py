@@ -5,8 +5,9 @@ Run: python -m dapcal.experiments.page.results results docs
 
 from __future__ import annotations
 
+import html
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +17,14 @@ from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.files import GapResults, ImageResults, Source, read_gap, read_images
 from dapcal.experiments.page.gap import section as gap_section
 from dapcal.experiments.page.images import section as image_section
+from dapcal.experiments.page.opening import opening
 from dapcal.experiments.page.rank_figures import section as rank_section
 from dapcal.experiments.page.summary import section as summary_section
 from dapcal.experiments.published import IMAGES
 from dapcal.experiments.records import DEFAULTS
 from dapcal.files import complete_or_absent, write_text
+
+Block = str | Drawing
 
 
 class Page(NamedTuple):
@@ -34,15 +38,45 @@ def results_page(folder: Path) -> Page:
     """The page for whichever experiments have a file in the folder."""
     gap = read_gap(folder)
     images = [found for name in IMAGES if (found := read_images(folder, name)) is not None]
-    blocks: list[str | Drawing] = ["# Results", *_top(gap, images)]
+    blocks: list[Block] = [
+        "# Results",
+        *opening(images),
+        "Every number and figure here is made by `make page` from the files in `results/`; the paper's numbers are in "
+        "`src/dapcal/experiments/published.py`. The toy experiments are in the [README](../README.md) and in "
+        "[every posterior, before and after](posteriors.md).",
+    ]
     if images:
-        blocks += ["## All pairs of image sets", *bar_section(images), *summary_section(images), *rank_section(images)]
+        blocks += ["## All pairs of image sets"]
+        blocks += [*bar_section(images), *summary_section(images), *rank_section(images)]
     if gap is not None:
         blocks += gap_section(gap)
     for found in images:
         blocks += image_section(found)
-    text = "\n\n".join(_shown(block) if isinstance(block, Drawing) else block for block in blocks)
+    blocks += _how(gap, images)
+    text = "\n\n".join(folded([_shown(block) if isinstance(block, Drawing) else block for block in blocks]))
     return Page(text + "\n", [block for block in blocks if isinstance(block, Drawing)])
+
+
+def folded(blocks: Iterable[str]) -> Iterator[str]:
+    """What follows a heading of the third level, up to the next heading, is shown when its line is opened.
+
+    >>> print(" ".join(folded(["## Data", "### How", "So.", "## End"])))
+    ## Data <details markdown="1">
+    <summary>How</summary> So. </details> ## End
+    """
+    is_open = False
+    for block in blocks:
+        if is_open and block.startswith(("## ", "### ")):
+            is_open = False
+            yield "</details>"
+        if block.startswith("### "):
+            is_open = True
+            title = html.escape(block.removeprefix("### "), quote=False)
+            yield f'<details markdown="1">\n<summary>{title}</summary>'
+        else:
+            yield block
+    if is_open:
+        yield "</details>"
 
 
 def write(results: Path, docs: Path) -> None:
@@ -58,23 +92,21 @@ def write(results: Path, docs: Path) -> None:
             path.unlink()
 
 
-def _top(gap: GapResults | None, images: Sequence[ImageResults]) -> list[str]:
+def _how(gap: GapResults | None, images: Sequence[ImageResults]) -> list[str]:
     """What was run, how to run it again, and how to read the numbers."""
     sources = [(found.experiment, source) for found in images for source in found.sources]
     if gap is not None:
         sources.insert(0, ("uci-gap", gap.source))
     commands = "\n".join(f"dapcal reproduce {name}" for name in dict.fromkeys(name for name, _ in sources))
     return [
-        "Every number and figure here is made by `make page` from the files in `results/`; the paper's numbers are in "
-        "`src/dapcal/experiments/published.py`. The toy experiments are in the [README](../README.md) and in "
-        "[every posterior, before and after](posteriors.md).",
-        "## What was run",
+        "## How this was made",
+        "### How to read it",
+        _CONVENTIONS,
+        "### What was run",
         table(["experiment", "file", "seeds", "made on"], [_source(name, source) for name, source in sources], words=4),
         *_earlier(sources),
         f"To run it again (for the data see [data.md](data.md); images want a GPU, `--device cuda`):\n\n"
         f"```\nexport DAPCAL_DATA=...\n{commands}\n```",
-        "## How to read it",
-        _CONVENTIONS,
     ]
 
 

@@ -51,7 +51,7 @@ def summary_table(methods: Sequence[Compared], pairs: Sequence[Pair], sets: Sequ
             f"{len(pairs) - len(method.missing(pairs))} of {len(pairs)}",
             *(show(of_pairs(method, own, metric), 1) for metric in ("auroc", "fpr95") for own in groups.values()),
             show(of_sets(method, sets, "nll"), 3),
-            show(of_sets(method, sets, "ece", 100), 1),
+            calibration_error(method, sets),
             show(of_sets(method, sets, "accuracy", 100), 1),
             seconds(method, sets),
         ]
@@ -69,6 +69,12 @@ def ordered(methods: Sequence[Compared], pairs: Sequence[Pair]) -> list[Compared
         return (found is None, 0.0 if found is None else -found.mean)
 
     return sorted(methods, key=place)
+
+
+def calibration_error(method: Compared, sets: Sequence[str]) -> str:
+    """Mean ECE in per cent; above 100 it is of probabilities that do not sum to one, and its size says nothing."""
+    found = of_sets(method, sets, "ece", 100)
+    return "over 100" if found is not None and found.mean > 100 else show(found, 1)
 
 
 def seconds(method: Compared, sets: Sequence[str]) -> str:
