@@ -141,6 +141,22 @@ def test_a_field_that_training_never_lacked_is_required_and_a_misspelt_one_is_na
     assert problem == {"path": ["area"], "message": "Field required; is `aera` meant for it?"}
 
 
+def test_booleans_of_json_are_those_of_the_table():
+    random = np.random.default_rng(0)
+    parking, lift = random.random(120) < 0.5, random.choice(["yes", "no"], 120)
+    table = pa.table({"parking": parking, "lift": lift, "rent": 500 + 80 * parking + random.normal(0, 9, 120)})
+    model = fit_table(table, "rent", recipe=Recipe(hidden=(8,), epochs=4, members=2, fast=True))
+    client = Client(Served.of(model, "rents.dap"))
+    for given, same in (
+        ({"parking": True, "lift": False}, ("true", "no")),
+        ({"parking": False, "lift": True}, ("false", "yes")),
+    ):
+        answer, spelt = client.predict(given), client.predict(dict(zip(given, same, strict=True)))
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == spelt.json()
+        assert answer.json()["notes"] == []
+
+
 @pytest.mark.parametrize("number", [Number("x", 3.1, 0.7, False), Number("x", 1e12, 1e-3, False)])
 def test_the_bounds_of_a_number_are_taken_by_the_encoder(number: Number):
     """Before: rounding put some of them beyond its limit, and what the schema allowed was refused."""

@@ -430,6 +430,28 @@ def test_a_row_that_the_model_refuses_is_the_clients_error_in_the_models_words(c
     assert [field["path"] for field in mixed["fields"]] == [["rows", 1]]
 
 
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [
+        (("true", "false"), ("false", "true")),
+        (("Yes", "No", "maybe"), ("No", "Yes")),
+        (("NO",), ("NO", "yes")),
+    ],
+)
+def test_columns_of_true_and_false_take_those_of_json(levels, words):
+    rows: list[dict[str, object]] = []
+    fields = (Field("x", "category", levels=levels, nullable=True), Field("z", "category", levels=("a",)))
+    app = create_app(served(lambda got: rows.extend(got) or [record({"x": 1})], fields=fields))
+    for value in (False, True, "Maybe", None):
+        assert post(app, "/predict", json={"x": value, "z": "a"}).status_code == 200
+    assert [row["x"] for row in rows] == [*words, "Maybe", None]
+    for odd in ({"x": 1, "z": "a"}, {"x": "a", "z": True}):  # a number is no boolean, other texts are none either
+        error = problem(post(app, "/predict", json=odd), 422, "body_invalid")
+        assert [field["path"] for field in error["fields"]] == [["x" if odd["x"] == 1 else "z"]]
+    kinds = schema_of(app)["components"]["schemas"]["Row"]["properties"]["x"]["anyOf"]
+    assert {kind["type"] for kind in kinds} == {"boolean", "string", "null"}
+
+
 def test_a_number_may_have_bounds():
     app = create_app(served(fields=(Field("x", "number", bounds=(-2.5, 7.0), required=False),)))
     for x in (-2.5, 0, 7):

@@ -11,6 +11,8 @@ __all__ = ["Field", "Kind", "Task"]
 
 Kind = Literal["number", "category", "array"]
 
+_WORDS = (("false", "true"), ("no", "yes"))
+
 
 @dataclass(frozen=True)
 class Field:
@@ -44,3 +46,16 @@ class Field:
             )
         if self.bounds is not None and (self.kind != "number" or not self.bounds[0] <= self.bounds[1]):
             raise ValueError(f"Expected `bounds` in order, and for a number, got {self.bounds} for {self.name!r}")
+
+    @property
+    def words(self) -> tuple[str, str] | None:
+        """What false and true are called among the levels of a category, as training rows spelt it; None: neither is.
+
+        >>> Field("parking", "category", levels=("Yes", "No")).words
+        ('No', 'Yes')
+        """
+        spelt = {level.lower(): level for level in self.levels}
+        for false, true in _WORDS:
+            if false in spelt or true in spelt:
+                return spelt.get(false, false), spelt.get(true, true)
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from dapcal.serve import served as given
 
@@ -132,12 +132,23 @@ def _named(name: str, about: str, columns: dict[str, tuple[Any, Any]], config: C
 def _column(field: given.Field) -> tuple[Any, Any]:
     """Type and field of one column."""
     kind: Any = Text if field.kind == "category" else Number
+    if field.words is not None:
+        kind = _or_boolean(kind, field.words)
     if field.bounds is not None:
         kind = Annotated[kind, Field(ge=field.bounds[0], le=field.bounds[1])]
     for length in reversed(field.shape):
         kind = Annotated[list[kind], Field(min_length=length, max_length=length)]
     default = ... if field.required else None
     return kind if field.required and not field.nullable else kind | None, Field(default, **_about(field.levels))
+
+
+def _or_boolean(text: Any, words: tuple[str, str]) -> Any:
+    """A text, or true or false in its place."""
+
+    def spelt(value: Any) -> Any:
+        return words[value] if isinstance(value, bool) else value
+
+    return Annotated[text, BeforeValidator(spelt, json_schema_input_type=bool | str)]
 
 
 def _about(levels: tuple[str, ...]) -> dict[str, Any]:
