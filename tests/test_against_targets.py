@@ -239,3 +239,11 @@ def test_a_level_is_said_to_be_misspelt_only_where_it_may_be():
     known = ["Spain", "Islands", "United Kingdom"]
     assert _spellings(Counter(["Pakistan", "Poland"]), known) == "'Pakistan', 'Poland'"
     assert _spellings(Counter(["Untied Kingdom"]), known) == "'Untied Kingdom'; did you mean 'United Kingdom'?"
+
+
+def test_rows_that_were_not_compared_are_told():
+    classes = Quality(100, 2, "accuracy", 0.9, 0.6, {}, None, [])
+    assert ". 2 other rows have no `y`, or a class that the model does not know" in in_words(classes, "y", 0.95)
+    numbers = Quality(100, 1, "RMSE", 0.9, 2.0, {}, 0.95, [])
+    assert in_words(numbers, "y", 0.95).endswith(". 1 other row has no `y`")
+    assert "other row" not in in_words(Quality(100, 0, "RMSE", 0.9, 2.0, {}, 0.95, []), "y", 0.95)

@@ -237,6 +237,16 @@ def test_classes_that_differ_in_capitals_alone_are_noted():
     assert any("`dear` holds 'YES', 'Yes', which count as different" in note for note in notes)
 
 
+def test_a_class_of_a_single_row_does_not_stop_the_fit(tmp_path: Path):
+    table = rows(120)
+    kinds = ["once" if place == 7 else ("high" if place % 2 else "low") for place in range(120)]
+    table = table.append_column("kind", pa.array(kinds))
+    model = fit(table, "kind", recipe=Recipe(hidden=(4,), epochs=1, members=2, fast=True))
+    assert model.classes == ("high", "low")
+    assert len(model.train.x) + len(model.held_out.x) == 119
+    assert any("1 of 3 classes of `kind` has a single row ('once')" in note for note in model.notes)
+
+
 def test_a_model_that_has_learnt_nothing_is_told(regression: TableModel, classification: TableModel):
     for model in (regression, classification):
         summary = summarise(model)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import LabelEncoder, StandardScaler
 
 from dapcal.tables import Classes, Numbers, fit_target, guess, target_from_json, with_target
-from dapcal.tables.targets import MAX_CLASSES
+from dapcal.tables.targets import MAX_CLASSES, without_single
 
 
 def column(values, kind=None):
@@ -198,3 +198,29 @@ def test_json_round_trip_is_exact(center, scale, labels):
 def test_damaged_descriptions_are_refused(bad):
     with pytest.raises(ValueError, match=r"is damaged.*; fit and save the model again"):
         target_from_json(bad)
+
+
+def test_classes_of_a_single_row_are_left_out_with_a_note():
+    table = pa.table({"x": range(9), "y": ["a", "b", "a", "b", "rare", "a", "b", "a", "odd"]})
+    rows, note = without_single(table, "y")
+    assert rows["y"].to_pylist() == ["a", "b", "a", "b", "a", "b", "a"]
+    assert note is not None
+    assert note.startswith("2 of 4 classes of `y` have a single row ('odd', 'rare')")
+    numbers = pa.table({"y": [0.0, 1.0, 0.0, 1.0, 2.0]})
+    rows, note = without_single(numbers, "y", "classification")
+    assert rows["y"].to_pylist() == [0.0, 1.0, 0.0, 1.0]
+    assert note is not None
+    assert "1 of 3 classes of `y` has a single row ('2')" in note
+
+
+@pytest.mark.parametrize(
+    "values", [["a", "a", "b"], ["a", "a", "b", "b"], ["a", "a", "b", "b", "c", "d", "e", "f", "g"]]
+)
+def test_a_target_of_single_rows_stays_for_the_refusal(values):
+    table = pa.table({"y": values})
+    assert without_single(table, "y") == (table, None)
+
+
+def test_amounts_have_no_classes_to_leave_out():
+    table = pa.table({"y": [0.5, 1.5, 0.5, 2.5]})
+    assert without_single(table, "y") == (table, None)

@@ -171,7 +171,7 @@ def words(found: Quality, target: str, level: float) -> str:
     rows = f"{found.rows:,} rows of this file that have `{target}`"
     if found.measure == "accuracy":
         trivial = f"always the most frequent class: {100 * found.constant:.1f} %"
-        lines = [f"Right in {100 * found.value:.1f} % of {rows} ({trivial}){_useless(found)}"]
+        lines = [f"Right in {100 * found.value:.1f} % of {rows} ({trivial}){_useless(found)}{_skipped(found, target)}"]
         for name, own in list(found.classes.items())[:_MOST_CLASSES]:
             lines.append(
                 f"  {name}: {own['rows']:,} rows, recall {_share(own['recall'])}, precision {_share(own['precision'])}"
@@ -181,7 +181,7 @@ def words(found: Quality, target: str, level: float) -> str:
     return (
         f"Off by {amount(found.value)} (RMSE) on {rows} (always the mean: {amount(found.constant)}); "
         f"{100 * level:.0f} % intervals hold {100 * (found.coverage or 0):.0f} % of them (from low to high "
-        f"predictions: {covered}){_useless(found)}"
+        f"predictions: {covered}){_useless(found)}{_skipped(found, target)}"
     )
 
 
@@ -189,6 +189,15 @@ def _useless(found: Quality) -> str:
     """Words for predictions that do no better than the answer that looks at no column."""
     better = found.value > found.constant if found.measure == "accuracy" else found.value < found.constant
     return "" if better else ". That is no better than looking at no column"
+
+
+def _skipped(found: Quality, target: str) -> str:
+    """Words for rows that predictions are not compared with."""
+    if not found.skipped:
+        return ""
+    others = f"{found.skipped:,} other rows have" if found.skipped > 1 else "1 other row has"
+    unknown = ", or a class that the model does not know" if found.measure == "accuracy" else ""
+    return f". {others} no `{target}`{unknown}"
 
 
 def _share(value: float | None) -> str:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dapcal import recipes
 from dapcal.data import Labelled
@@ -23,8 +22,7 @@ from dapcal.progress import Stages
 from dapcal.recipes import Recipe
 from dapcal.tables import Encoder, Kind, Sample
 from dapcal.tables.fitting import ids_left_out
-from dapcal.tables.targets import Classes, Numbers, TaskName, guess, usable, with_target
-from dapcal.tables.values import texts
+from dapcal.tables.targets import Classes, Numbers, TaskName, usable
 
 
 def fit(
@@ -71,9 +69,8 @@ def fit(
             "out, or use --fast, which learns from a sample of the rows alone"
         )
     counters = [name for name in sample.counters() if name != target and name not in (*drop, *numbers)]
-    table, rare = (sample.table, []) if sample.is_all else _without_rare(sample.table, target, task)
     model = table_fitting.fit(
-        table,
+        sample.table,
         target,
         task=task,
         recipe=recipe if sample.is_all else replace(recipe, refit=False),
@@ -92,10 +89,9 @@ def fit(
         return model
     notes = [
         f"the table has {sample.rows:,} rows, too many to hold: columns, distances and calibration are those of "
-        f"{len(table):,} rows drawn at random",
+        f"{len(sample.table):,} rows drawn at random",
         *map(ids_left_out, counters),
         *([f"the estimator learns {len(model.train.x):,} of these rows, and no others"] if estimators else []),
-        *rare,
     ]
     calibrated = model.calibrated
     recipe = replace(model.recipe, refit=recipe.refit)  # which knows of logarithms and draws by now
@@ -138,17 +134,3 @@ def _encoded(
         f"`{name}`: {rows:,} rows have no value, which no row of the sample lacks" for name, rows in imputed.items()
     ]
     return Labelled(inputs.joined, targets.joined), notes
-
-
-def _without_rare(table: pa.Table, target: str, task: TaskName | None) -> tuple[pa.Table, list[str]]:
-    """A sample without rows whose class has no other row in it, and a note where there are such."""
-    rows, _ = with_target(table, target)
-    if (task or guess(rows[target], target).name) != "classification":
-        return table, []
-    labels = texts(rows[target], target)
-    counts = pc.value_counts(labels)
-    single = counts.field("values").filter(pc.equal(counts.field("counts"), 1))
-    if not len(single):
-        return table, []
-    kept = rows.filter(pc.invert(pc.is_in(labels, single)))
-    return kept, [f"{len(single):,} classes of `{target}` have less than two rows in the sample: left out"]

@@ -21,7 +21,16 @@ from dapcal.tables.coding import with_codes
 from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.fitting import alike
-from dapcal.tables.targets import Classes, Numbers, TaskName, fit_target, guess, logarithmic, with_target
+from dapcal.tables.targets import (
+    Classes,
+    Numbers,
+    TaskName,
+    fit_target,
+    guess,
+    logarithmic,
+    with_target,
+    without_single,
+)
 from dapcal.tables.told import note_of
 from dapcal.tables.values import numbers
 
@@ -68,6 +77,7 @@ def fit(
     drop = (*drop, *([weight] if weight is not None and weight not in drop else []))
     encoder = fit_encoder(table, target, drop, unusable, drop_unusable, numbers)
     rows, left_out = with_target(table, target)
+    rows, single = without_single(rows, target, task)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)
     recipe = recipe or Recipe()
@@ -89,6 +99,7 @@ def fit(
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
         *note_of(table, target),
         *([left_out] if left_out else []),
+        *([single] if single else []),
         *([] if found is None else [_told_of(target, log)]),
         *([told] if told else []),
         *weighed,

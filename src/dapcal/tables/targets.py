@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -178,6 +179,28 @@ def with_target(table: pa.Table, target: str) -> tuple[pa.Table, str | None]:
     return table.filter(pa.array(present)), f"{missing:,} of {len(table):,} rows have no `{target}`: left out"
 
 
+def without_single(rows: pa.Table, target: str, task: TaskName | None = None) -> tuple[pa.Table, str | None]:
+    """The rows whose class has another row, and a note if others are left out; all rows where these are half of them.
+
+    A class needs a row to learn from and one to check. Where it is most classes that have one row, the target is none.
+    """
+    column = rows[target]
+    if (task or guess(column, target).name) != "classification" or pa.types.is_temporal(column.type):
+        return rows, None
+    labels = labels_of(column, _original(column.type), target)
+    counts = pc.value_counts(labels)
+    single = counts.field("values").filter(pc.equal(counts.field("counts"), 1))
+    if not len(single) or len(single) > len(counts) - 2 or 2 * len(single) > len(rows):
+        return rows, None
+    one = len(single) == 1
+    told = (
+        f"{len(single):,} of {len(counts):,} classes of `{target}` {'has' if one else 'have'} a single row "
+        f"({_named(sorted(single.to_pylist()))}), which cannot be learnt from and checked on as well: left out, and "
+        "never predicted"
+    )
+    return rows.filter(pc.invert(pc.is_in(labels, single))), told
+
+
 def usable(goal: Classes | Numbers, column: pa.ChunkedArray, name: str) -> np.ndarray:
     """Rows that have a value, (N,), and of classes one that is known, of logarithms one that has them."""
     present = _present(column, name)
@@ -206,10 +229,9 @@ def _fit_classes(column: pa.ChunkedArray, name: str) -> Classes:
         )
     single = sorted(count["values"] for count in counts if count["counts"] == 1)
     if single:
-        named = ", ".join(map(short, single[:5])) + (", …" if len(single) > 5 else "")
         raise ValueError(
-            f"{len(single):,} of {len(labels):,} classes have a single row ({named}), and a class needs one to learn "
-            "from and one to check; merge them, leave those rows out"
+            f"{len(single):,} of {len(labels):,} classes have a single row ({_named(single)}), and a class needs one "
+            "to learn from and one to check; merge them, leave those rows out"
             + (", or use --task regression" if original == "number" else "")
         )
     return Classes(tuple(sorted(labels, key=float if original == "number" else None)), original)
@@ -250,6 +272,11 @@ def labels_of(column: pa.ChunkedArray, original: Original, name: str, first_row:
     if (np.abs(values) >= _EXACT).any():
         raise ValueError(f"The target holds numbers beyond {_EXACT:.0f} as classes; write them as texts")
     return texts(pa.chunked_array([pa.array(values, from_pandas=True)]), name)
+
+
+def _named(labels: Sequence[str]) -> str:
+    """The first few classes, and how many more there are."""
+    return ", ".join(map(short, labels[:5])) + (f" and {len(labels) - 5:,} more" if len(labels) > 5 else "")
 
 
 def _unknown(label: str | None, labels: tuple[str, ...]) -> str:
