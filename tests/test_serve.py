@@ -452,6 +452,35 @@ def test_columns_of_true_and_false_take_those_of_json(levels, words):
     assert {kind["type"] for kind in kinds} == {"boolean", "string", "null"}
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", '{"x": 11, "more": [1]}'),
+        ("/predict", '{"x": 1, "x": 2.5}'),
+        ("/predict", '{"x": NaN}'),
+        ("/predict", '{"x": "1"}'),
+        ("/predict", '{"x": 13}'),
+        ("/predict", "[" * 10_000),
+        ("/predict", ""),
+        ("/predict/batch", '{"rows": [{"x": 1}, {"x": 11}]}'),
+        ("/predict/batch", '{"rows": [{"x": 1}, {"x": 13}]}'),
+        ("/predict/batch", '{"rows": []}'),
+    ],
+)
+def test_the_straight_way_answers_as_the_routes_do(path, body, monkeypatch, caplog):
+    straight = post(create_app(served(Model())), path, content=body, headers=JSON)
+
+    async def by_route(_: bytes) -> None:
+        return None
+
+    monkeypatch.setattr("dapcal.serve.app.direct", lambda *_: by_route)
+    by_routes = post(create_app(served(Model())), path, content=body, headers=JSON)
+    assert straight.status_code == by_routes.status_code
+    assert straight.content == by_routes.content
+    assert straight.headers == by_routes.headers
+    assert ("could not be predicted" in caplog.text) == (straight.status_code == 500)
+
+
 def test_a_number_may_have_bounds():
     app = create_app(served(fields=(Field("x", "number", bounds=(-2.5, 7.0), required=False),)))
     for x in (-2.5, 0, 7):

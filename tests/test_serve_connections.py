@@ -17,11 +17,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
 
 from dapcal.serve import AccessLog, Field, Limits, Security, Served, create_app, process, run
+from dapcal.serve.connection import _Joining
 from dapcal.serve.server import Server
 from forks import Fork, forked
 
@@ -101,6 +103,30 @@ def test_a_head_that_does_not_come_is_given_up_however_it_trickles(port):
                 break
         else:
             pytest.fail("no end after three seconds")
+
+
+def test_the_head_of_an_answer_and_its_body_are_sent_at_once():
+    class Transport:
+        sent: ClassVar[list[bytes | str]] = []
+
+        def write(self, data: bytes) -> None:
+            self.sent.append(data)
+
+        def close(self) -> None:
+            self.sent.append("closed")
+
+    async def answers() -> list[bytes | str]:
+        joining = _Joining(Transport(), asyncio.get_running_loop())
+        for part in (b"head ", b"body", b""):
+            joining.write(part)
+        joining.write(b"a head alone")
+        await asyncio.sleep(0)
+        joining.write(b"the last")
+        joining.close()
+        await asyncio.sleep(0)
+        return Transport.sent
+
+    assert asyncio.run(answers()) == [b"head body", b"a head alone", b"the last", "closed"]
 
 
 def test_connections_without_a_word_are_closed(port):

@@ -2,9 +2,10 @@
 
 `served.py` says what is served, `app.py` is the service, and the rest is what it is made of: the shapes of rows and
 predictions (`schema.py`), errors (`errors.py`), limits of a request (`gate.py`) and of a connection (`connection.py`),
-waiting rows put together (`batching.py`), numbers for Prometheus (`metrics.py`), a line for every answer
-(`access.py`), a page for people (`page.py`), one model after another (`switch.py`), and a process that runs it all
-(`server.py`, `process.py`), or several of them at one address (`workers.py`).
+a straight way (`direct.py`) to waiting rows that are put together (`batching.py`), numbers for Prometheus
+(`metrics.py`), a line for every answer (`access.py`), a page for people (`page.py`), one model after another
+(`switch.py`), and a process that runs it all (`server.py`, `process.py`), or several of them at one address
+(`workers.py`).
 """
 
 try:

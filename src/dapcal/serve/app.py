@@ -18,6 +18,7 @@ from dapcal import __version__
 from dapcal.in_file import BlockDamaged
 from dapcal.serve.access import AccessLog
 from dapcal.serve.batching import Batcher
+from dapcal.serve.direct import Direct, direct
 from dapcal.serve.errors import FieldProblem, Refused, documented, handle_errors
 from dapcal.serve.gate import Gate, Routes, Traffic
 from dapcal.serve.metrics import CONTENT_TYPE, Metrics
@@ -79,15 +80,18 @@ def create_app(
     handle_errors(app)
     # for the schema alone: the gate has checked it when a route is reached
     needs_token = [] if token is None else [Security(HTTPBearer(auto_error=False))]
-    _add_predictions(app, served, shape, batcher, metrics, needs_token)
+    around = _add_predictions(app, served, shape, batcher, metrics, needs_token)
     _add_pages(app, served, limits, metrics, traffic, needs_token)
-    app.add_middleware(Gate, limits=limits, metrics=metrics, routes=ROUTES, traffic=traffic, token=token, access=access)
+    app.add_middleware(
+        Gate, limits=limits, metrics=metrics, routes=ROUTES, traffic=traffic, token=token, access=access, direct=around
+    )
     return app
 
 
 def _add_predictions(
     app: FastAPI, served: Served, shape: Shapes, batcher: Batcher[Judged], metrics: Metrics, needs_token: Sequence[Any]
-) -> None:
+) -> dict[str, Direct]:
+    """Returns the way around the routes: what answers the body of a request that is as the schema asks."""
     errors = documented(400, *([401] if needs_token else []), 408, 413, 415, 422, 500, 503)
     names = [field.name for field in served.fields]
 
@@ -100,21 +104,29 @@ def _add_predictions(
             raise _failed([(p, o) for p, o in zip(paths, outcomes, strict=True) if isinstance(o, Exception)])
         return records
 
+    async def of_row(row: BaseModel) -> bytes:
+        given = [row.model_dump(by_alias=True)]
+        (record,) = await predictions(given, [[]])
+        return _json(shape.answer.model_construct(**dict(record), notes=served.notes(given)))
+
+    async def of_rows(body: BaseModel) -> bytes:
+        given = [row.model_dump(by_alias=True) for row in body.rows]  # type: ignore[attr-defined]
+        records = await predictions(given, [["rows", number] for number in range(len(given))])
+        return _json(shape.predictions.model_construct(predictions=records, notes=served.notes(given)))
+
     options: dict[str, Any] = {"responses": errors, "dependencies": needs_token}
 
     @app.post("/predict", response_model=shape.answer, summary="Predict for one row", **options)
     async def predict(row: shape.row) -> Response:  # type: ignore[name-defined]
         """Takes an object with a value for every column, null where it is not known; other fields are ignored."""
-        given = [row.model_dump(by_alias=True)]
-        (record,) = await predictions(given, [[]])
-        return _json(shape.answer.model_construct(**dict(record), notes=served.notes(given)))
+        return Response(await of_row(row), media_type="application/json")
 
     @app.post("/predict/batch", response_model=shape.predictions, summary="Predict for several rows", **options)
     async def predict_batch(body: shape.rows) -> Response:  # type: ignore[name-defined]
         """Takes rows as /predict does; gives one prediction for each, in their order, and notes on all of them."""
-        given = [row.model_dump(by_alias=True) for row in body.rows]
-        records = await predictions(given, [["rows", number] for number in range(len(given))])
-        return _json(shape.predictions.model_construct(predictions=records, notes=served.notes(given)))
+        return Response(await of_rows(body), media_type="application/json")
+
+    return {"/predict": direct(shape.row, of_row), "/predict/batch": direct(shape.rows, of_rows)}
 
 
 def _add_pages(
@@ -176,6 +188,6 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, ValueError) and not isinstance(error, ValidationError | BlockDamaged)
 
 
-def _json(answer: BaseModel) -> Response:
+def _json(answer: BaseModel) -> bytes:
     """Written by pydantic, which has null for numbers that JSON cannot hold."""
-    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+    return answer.model_dump_json(by_alias=True).encode()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import groupby
+from threading import Lock
 from typing import Any, Generic, NamedTuple, TypeVar
 
 Row = dict[str, Any]
@@ -24,39 +27,53 @@ class Batcher(Generic[Record]):
         self._predict = predict
         self._size = size
         self._waiting: deque[_Job[Record]] = deque()
+        self._is_busy = False
+        self._lock = Lock()  # of these two
         self._thread: ThreadPoolExecutor | None = None
 
     async def __call__(self, rows: Sequence[Row]) -> list[Record | Exception]:
         """One record for every row, or the exception that this row alone leads to."""
         thread = self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="predict")
+        loop = asyncio.get_running_loop()
         pieces = [list(rows[start : start + self._size]) for start in range(0, len(rows), self._size)]
-        jobs = [_Job[Record](piece, Future()) for piece in pieces]
-        for job in jobs:
-            self._waiting.append(job)
-            thread.submit(self._next)
-        answers = await asyncio.gather(*(asyncio.wrap_future(job.answer) for job in jobs))
+        jobs = [_Job[Record](piece, loop, loop.create_future()) for piece in pieces]
+        with self._lock:
+            self._waiting.extend(jobs)
+            was_busy, self._is_busy = self._is_busy, True
+        if not was_busy:
+            thread.submit(self._work)
+        if len(jobs) == 1:
+            return await jobs[0].answer
+        answers = await asyncio.gather(*(job.answer for job in jobs))
         return [outcome for answer in answers for outcome in answer]
 
     def close(self) -> None:
         """Finish what is waiting, then end the thread; a later row starts another one."""
-        if self._thread is not None:
-            self._thread.shutdown()
-        self._thread = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
 
-    def _next(self) -> None:
-        """Predict for the jobs that wait. Every job asks for this, so most calls find theirs done already."""
+    def _work(self) -> None:
+        """Predict for the jobs that wait, call by call, until none does."""
+        while jobs := self._next():
+            outcomes = iter(self._outcomes([row for job in jobs for row in job.rows]))
+            answers = [(job, [next(outcomes) for _ in job.rows]) for job in jobs]
+            for loop, own in groupby(answers, lambda answer: answer[0].loop):
+                with suppress(RuntimeError):  # it is closed, and nobody waits
+                    loop.call_soon_threadsafe(_deliver, list(own))  # one wake-up for all of them
+
+    def _next(self) -> list[_Job[Record]]:
+        """Jobs for one call; none where none wait."""
         jobs: list[_Job[Record]] = []
         space = self._size
-        while self._waiting and len(self._waiting[0].rows) <= space:
-            job = self._waiting.popleft()
-            if job.answer.set_running_or_notify_cancel():  # nobody waits for a cancelled one
-                jobs.append(job)
-                space -= len(job.rows)
-        if not jobs:
-            return
-        outcomes = iter(self._outcomes([row for job in jobs for row in job.rows]))
-        for job in jobs:
-            job.answer.set_result([next(outcomes) for _ in job.rows])
+        with self._lock:
+            while self._waiting and len(self._waiting[0].rows) <= space:
+                job = self._waiting.popleft()
+                if not job.answer.done():  # nobody waits for a cancelled one
+                    jobs.append(job)
+                    space -= len(job.rows)
+            self._is_busy = bool(jobs)
+        return jobs
 
     def _outcomes(self, rows: list[Row]) -> list[Record | Exception]:
         """Records, or exceptions; where a call fails, its halves are tried, so that a bad row fails alone."""
@@ -74,4 +91,11 @@ class Batcher(Generic[Record]):
 
 class _Job(NamedTuple, Generic[Record]):
     rows: list[Row]
-    answer: Future[list[Record | Exception]]
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[list[Record | Exception]]
+
+
+def _deliver(answers: list[tuple[_Job[Record], list[Record | Exception]]]) -> None:
+    for job, outcomes in answers:
+        if not job.answer.done():
+            job.answer.set_result(outcomes)

@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -59,7 +59,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Have it wait for a head, unless there are too many."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, _Joining(transport, self.loop)))
         if len(self.connections) - len(self.leaving) > self.bounds.connections:
             message = f"{self.bounds.connections} connections are open, and no more may be; try again later."
             self._refuse(503, "overloaded", message, {"Retry-After": "1"})
@@ -159,3 +159,46 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self.loop.call_later(seconds, then)
+
+
+class _Joining:
+    """A transport that sends the head of an answer together with its body: what is written is held for one more write.
+
+    Nothing is held beyond the turn of the loop.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Hold the first, send the second with it."""
+        if self._held:
+            self._held += data
+            self._send()
+        elif data:
+            self._held = data
+            self._loop.call_soon(self._send)
+
+    def write_eof(self) -> None:
+        """Nothing more comes."""
+        self._send()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """After what was written."""
+        self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Whatever was written."""
+        self._held = b""
+        self._transport.abort()
+
+    def _send(self) -> None:
+        held, self._held = self._held, b""
+        if held:
+            self._transport.write(held)

@@ -6,12 +6,15 @@ import asyncio
 import hmac
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dapcal.serve.access import AccessLog
+from dapcal.serve.direct import Direct
 from dapcal.serve.errors import Refused
 from dapcal.serve.metrics import Metrics
 from dapcal.serve.served import Limits
@@ -53,6 +56,7 @@ class Gate:
         traffic: counted here.
         token: that a request must carry; None where none is needed.
         access: told of every answer.
+        direct: by path, what answers the body of a request that is as the schema asks (`dapcal.serve.direct`).
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class Gate:
         traffic: Traffic,
         token: str | None = None,
         access: AccessLog | None = None,
+        direct: Mapping[str, Direct] | None = None,
     ) -> None:
+        self.direct = direct or {}
         self.app, self.limits, self.metrics, self.routes, self.traffic = app, limits, metrics, routes, traffic
         self.access, self._token = access, None if token is None else token.encode()
 
@@ -118,7 +124,11 @@ class Gate:
             async with asyncio.timeout(self.limits.seconds):
                 async with asyncio.timeout(self.limits.body_seconds):
                     body = await self._body(headers, receive)
-                await self.app(scope, _once(body, receive), send)
+                answer = await self.direct[scope["path"]](body) if scope["path"] in self.direct else None
+                if answer is None:
+                    await self.app(scope, _once(body, receive), send)
+                else:
+                    await Response(answer, media_type="application/json")(scope, receive, send)
         except TimeoutError as error:
             raise self._late(has_body=body is not None) from error
         finally:
