@@ -210,6 +210,27 @@ def test_wrong_options_of_fit(arguments: list[str], words: tuple[str, ...], fold
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--target", "rooms"], ("--target was given 2 times", "fit a model for each, with --drop for the others")),
+        (["--target=rooms", "--target", "city"], ("--target was given 3 times",)),
+        (["--out", "b.dap"], ("--out was given 2 times; give it once",)),
+        (["--seed", "1", "--seed", "1"], ("--seed was given 2 times",)),
+        (["--log", "--no-log"], ("--log was given 2 times",)),
+    ],
+)
+def test_an_option_that_takes_one_value_is_given_once(
+    arguments: list[str], words: tuple[str, ...], folder: Path, tmp_path: Path
+):
+    train = folder / "train.csv"
+    result = run("fit", train, "--target", "price", "-o", tmp_path / "out.dap", *arguments, "--fast", "--quiet", "-q")
+    refused(result, *words)
+    assert not list(tmp_path.iterdir())
+    asked = run("fit", train, "--target", "price", "-o", tmp_path / "out.dap", *arguments, "--json")
+    assert words[0] in json.loads(asked.stdout)["error"]
+
+
 def test_files_are_opened_by_us_and_not_by_the_parser():
     """Which would take seven lines to say that one may not be read; as root, who may read all, no other test sees."""
     checked = 0

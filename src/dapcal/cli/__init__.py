@@ -13,6 +13,7 @@ from dapcal.cli.doctor import doctor
 from dapcal.cli.experiments import demo, reproduce
 from dapcal.cli.explain import explain
 from dapcal.cli.fit import fit
+from dapcal.cli.once import Once
 from dapcal.cli.predict import predict
 from dapcal.cli.report import report
 from dapcal.cli.score import score
@@ -26,7 +27,7 @@ app = typer.Typer(
     help="Distance-aware priors: make a trained neural network know how far it is from its data.",
 )
 for command in (fit, predict, calibrate, score, report, explain, serve, demo, reproduce, doctor):
-    app.command()(command)
+    app.command(cls=Once)(command)
 
 
 @app.callback(invoke_without_command=True)
