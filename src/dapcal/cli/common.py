@@ -104,10 +104,10 @@ def _finite(value: Any) -> Any:
 def given(path: Path) -> Iterator[Path]:
     """A file as it was named, or what comes on standard input (-) or from a URL, as a file that is gone afterwards."""
     if _is_url(path):
-        from dapcal.tables.urls import fetch, url_of
+        from dapcal.tables.urls import fetch
 
         with tempfile.TemporaryDirectory() as folder:
-            yield fetch(url_of(path) or str(path), Path(folder))
+            yield fetch(url_text(path), Path(folder))
         return
     if str(path) != "-":
         yield path
@@ -123,6 +123,38 @@ def given(path: Path) -> Iterator[Path]:
         with complete_or_absent(copied) as part:
             part.write_bytes(content)
         yield copied
+
+
+def url_text(path: Path) -> str:
+    """A path, or the URL that it was meant as, as it was written."""
+    if not _is_url(path):
+        return str(path)
+    from dapcal.tables.urls import url_of
+
+    return url_of(path) or str(path)
+
+
+@contextmanager
+def destination(out: Path) -> Iterator[Path]:
+    """A file to write, which is copied to its URL when the block ends without an error, if that is what `out` is."""
+    if not _is_url(out):
+        yield out
+        return
+    from dapcal.tables.urls import store
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / out.name
+        yield written
+        store(written, url_text(out))
+
+
+def resolved(out: Path) -> Path:
+    """A path for a URL of this machine, file:///…; another URL as it is, if its store can be reached."""
+    if not _is_url(out):
+        return out
+    from dapcal.tables.urls import on_this_machine
+
+    return on_this_machine(url_text(out)) or out
 
 
 def _is_url(path: Path) -> bool:
@@ -197,6 +229,8 @@ def writable(out: Path, *inputs: Path) -> None:
     """Refuse a place that cannot be written to, or that is one of the inputs, before any work is done."""
     from dapcal.files import replaceable
 
+    if _is_url(out):
+        raise ValueError(f"Expected a file of this machine as --out, got the URL {url_text(out)}; copy it there then")
     replaceable(out)
     for given in inputs:
         if out.exists() and given.exists() and out.samefile(given):

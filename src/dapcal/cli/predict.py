@@ -19,10 +19,13 @@ from dapcal.cli.common import (
     all_written,
     check_engine,
     checked,
+    destination,
     given,
     output,
+    resolved,
     too_few,
     typer,
+    url_text,
     writable,
 )
 from dapcal.records import ALPHA, LEVEL
@@ -56,7 +59,10 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", readable=False, help="Predictions: .csv, .tsv or .parquet; of a network .csv, .npz."
+            "--out",
+            "-o",
+            readable=False,
+            help="Predictions: .csv, .tsv or .parquet, or a URL of one (s3://, gs://, …); of a network .csv, .npz.",
         ),
     ],
     factory: Factory = None,
@@ -88,6 +94,9 @@ def predict(
         from dapcal.models.model import Reading
         from dapcal.models.table import TableModel
 
+        out = resolved(out)
+        if engine != "local" and url_text(out) != str(out):
+            raise ValueError(f"--engine ray keeps its blocks beside --out, and {url_text(out)} is a URL; name a file")
         first, *others = (stack.enter_context(given(path)) for path in data)
         also = tuple(others)
         _check(out, (first, *also), model, level, excel_safe)
@@ -130,7 +139,7 @@ def predicted(
     for note in source.notes():
         said.note(note)
     rows, written, tally = 0, 0, Tally(model)
-    with model.writer(out) as write:
+    with destination(out) as local, model.writer(local) as write:
         for batch, columns in answered(model, source, level=level, alpha=alpha):
             beside, told = batch.beside, columns
             if is_sheet:
@@ -144,12 +153,13 @@ def predicted(
     said.progress("predicting", tally.rows, tally.rows)
     for note in filter(None, [*source.notes(), formulas.note(), tally.problem()]):
         said.note(note)
-    said.result(*tally.told(out, source.noun, alpha, level))
+    said.result(*tally.told(url_text(out), source.noun, alpha, level))
 
 
 def _check(out: Path, data: Sequence[Path], model: Path, level: float, excel_safe: bool) -> None:
     """Refuse what cannot work before anything is loaded."""
-    writable(out, *data, model)
+    if url_text(out) == str(out):
+        writable(out, *data, model)
     if excel_safe and out.suffix.lower() not in (".csv", ".tsv"):
         raise ValueError(f"--excel-safe is for .csv and .tsv files, which spreadsheets open, got {out}; leave it out")
     if not 0 < level < 1:

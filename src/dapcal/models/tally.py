@@ -64,7 +64,7 @@ class Tally:
         """Why the targets were not looked at."""
         return None if self.judge is None else self.judge.problem
 
-    def told(self, out: Path, noun: str, alpha: float, level: float) -> tuple[dict[str, Any], str]:
+    def told(self, out: str | Path, noun: str, alpha: float, level: float) -> tuple[dict[str, Any], str]:
         """The outcome as data and in words."""
         share = f"{self.flagged:,} of {self.rows:,} {noun} ({100 * self.flagged / self.rows:.1f} %)"
         lines = [f"{share} are flagged as out of distribution"]
