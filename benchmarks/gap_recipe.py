@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapcal.experiments.checkout import NOT_RECORDED
 from dapcal.experiments.datasets import uci
 from dapcal.experiments.parallel import processes
 from dapcal.experiments.records import environment, one_thread
@@ -60,16 +61,25 @@ def main() -> None:
 def earlier(path: Path, seed: int, forgotten: list[str]) -> tuple[list[dict[str, Any]], float]:
     """Splits that a run with the same seed and environment has done, but for some sets, and its seconds."""
     found = json.loads(path.read_text()) if path.exists() else None
-    if found is None or (found["seed"], found["environment"]) != (seed, environment()):
+    if found is None or (found["seed"], _machine(found["environment"])) != (seed, _machine(environment())):
         return [], 0.0
     return [row for row in found["rows"] if row["set"] not in forgotten], found["seconds"]
 
 
+def _machine(made_on: dict[str, str]) -> dict[str, str]:
+    """All but the commit, which may move on while splits are made."""
+    return {name: value for name, value in made_on.items() if name != "commit"}
+
+
 def write(path: Path, seed: int, rows: list[dict[str, Any]], seconds: float) -> None:
+    before, now = json.loads(path.read_text()) if path.exists() else None, environment()
+    if before is not None and earlier(path, seed, [])[0]:  # that this run goes on with
+        commits = [*before["environment"].get("commit", NOT_RECORDED).split("; "), now["commit"]]
+        now["commit"] = "; ".join(dict.fromkeys(commits))
     result = {
         "experiment": "gap-recipe",
         "seed": seed,
-        "environment": environment(),
+        "environment": now,
         "summary": summary_of(rows),
         "rows": sorted(rows, key=lambda row: (SETS.index(row["set"]), row["split"])),
         "seconds": round(seconds, 1),

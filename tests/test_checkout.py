@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dapcal.experiments import checkout as module
 from dapcal.experiments.checkout import NOT_KNOWN, commit
+from dapcal.experiments.records import environment
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 PLACE = Path("src/dapcal/experiments")
@@ -48,3 +50,32 @@ def test_nothing_is_claimed_outside_a_checkout_of_this_project(tmp_path: Path, m
     assert commit(tmp_path) == NOT_KNOWN
     monkeypatch.setenv("PATH", "")
     assert commit(tmp_path) == NOT_KNOWN
+
+
+def test_a_module_that_git_does_not_know_is_a_change_and_other_files_are_none(checkout: Path):
+    found = commit(checkout / PLACE)
+    (checkout / "notes.txt").write_text("1")
+    assert commit(checkout / PLACE) == found
+    (checkout / PLACE / "more.py").write_text("1")
+    assert commit(checkout / PLACE) == f"{found}, changed"
+
+
+def test_another_repository_named_by_a_hook_is_not_taken_for_this_one(checkout: Path, tmp_path_factory, monkeypatch):
+    found = commit(checkout / PLACE)
+    other = tmp_path_factory.mktemp("other")
+    git(other, "init", "--quiet")
+    git(other, "commit", "--quiet", "--allow-empty", "-m", "another")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    assert commit(checkout / PLACE) == found
+
+
+def test_where_changes_cannot_be_told_it_says_so(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    found, plain = commit(checkout / PLACE), module._git
+    monkeypatch.setattr(module, "_git", lambda at, *words: None if words[0] == "status" else plain(at, *words))
+    assert commit(checkout / PLACE) == f"{found}, not known whether changed"
+
+
+def test_every_environment_names_the_commit_and_no_folder():
+    found = environment()
+    assert found["commit"] == commit()
+    assert not any(str(Path.home()) in value or str(Path(__file__).parent.parent) in value for value in found.values())

@@ -219,7 +219,10 @@ def test_files_of_an_experiment_are_merged_by_row(tmp_path: Path):
     assert line(text, "*VI*", newer)[2] == "74.0"  # that of the same run
     assert line(text, "SNGP †", "<summary>Predictions")[1] == "104.0"  # marked as of another run
     assert "seed 7; torch 2.9, cpu; epochs 40 in place of 80" in text
-    assert line(text, "fashion-mnist")[1:] == ["`fashion-mnist.json`", "0, 1", "GPU; torch 2.9"]
+    assert line(text, "fashion-mnist")[1:] == ["`fashion-mnist.json`", "0, 1", "not recorded", "GPU; torch 2.9"]
+    main["environment"]["commit"] = "0123456789ab, changed"
+    text = results_page(folder(tmp_path, fashion_mnist=main)).text
+    assert line(text, "fashion-mnist")[3:] == ["0123456789ab, changed", "GPU; torch 2.9"]
 
 
 def test_with_as_many_seeds_the_file_named_after_the_experiment_comes_first(tmp_path: Path):

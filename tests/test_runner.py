@@ -23,7 +23,7 @@ import torch
 from typer.testing import CliRunner
 
 from dapcal import cli
-from dapcal.experiments import EXPERIMENTS, parallel
+from dapcal.experiments import EXPERIMENTS, parallel, runner
 from dapcal.experiments.images.run import run_task, settings
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.experiments.runner import as_json, run_and_write
@@ -313,6 +313,44 @@ def test_work_that_was_being_removed_is_not_taken_up(tmp_path: Path):
     (run.work / "two" / "settings.json").unlink()
     interrupted(tmp_path, seed=8)
     assert run_and_write("two", TWO, tmp_path, replace(run, seed=8)).numbers == {"seed": 8, "first": 1}
+
+
+def test_a_file_names_the_commits_of_all_sittings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def in_sittings(run: Run) -> Outcome:
+        (run.work / "first").touch()
+        sitting = len(commits)
+        if sitting == 1:
+            raise InterruptedError
+        return Outcome({"environment": {"commit": "now"}, "settings": {"a": 1}}, [], unfinished=0)
+
+    commits: list[str] = []
+
+    def commit() -> str:
+        commits.append("xy"[len(commits)])
+        return commits[-1]
+
+    monkeypatch.setattr(runner, "commit", commit)
+    experiment = Experiment("Sittings", "", in_sittings)
+    with pytest.raises(InterruptedError):
+        run_and_write("sittings", experiment, tmp_path, Run(tmp_path / "unfinished"))
+    numbers = run_and_write("sittings", experiment, tmp_path, Run(tmp_path / "unfinished")).numbers
+    assert numbers["environment"]["commit"] == "x; y"
+
+
+@pytest.mark.parametrize(
+    ("settings", "made_on", "expected"),
+    [({"a": 1}, {"commit": "w"}, "w; x"), ({"a": 1}, {}, "not recorded; x"), ({"a": 2}, {"commit": "w"}, "x")],
+)
+def test_an_unfinished_file_that_is_gone_on_with_keeps_its_commits(
+    settings, made_on, expected, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runner, "commit", lambda: "x")
+    before = {"environment": made_on, "settings": settings, "unfinished": ["seed 1: MAP"]}
+    (tmp_path / "more.json").write_text(json.dumps(before))
+    now = {"environment": {"commit": "x"}, "settings": {"a": 1}}
+    experiment = Experiment("More", "", lambda _: Outcome(now, []))
+    run_and_write("more", experiment, tmp_path, Run(tmp_path / "unfinished"))
+    assert json.loads((tmp_path / "more.json").read_text())["environment"]["commit"] == expected
 
 
 PLAIN = {

@@ -14,6 +14,7 @@ import numpy
 import torch
 
 from dapcal.calibration.search import Curve
+from dapcal.experiments.checkout import commit
 from dapcal.posteriors.training import Progress
 from dapcal.progress import Stages
 
@@ -87,7 +88,7 @@ evidence weigh the same in the OOD score."""
 
 
 def environment(device: str = "cpu") -> dict[str, str]:
-    """Versions and the device that a result depends on."""
+    """Versions, device and commit that a result depends on."""
     from dapcal import __version__
 
     return {
@@ -97,6 +98,7 @@ def environment(device: str = "cpu") -> dict[str, str]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device,
+        "commit": commit(),
     }
 
 

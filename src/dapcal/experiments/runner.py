@@ -8,10 +8,12 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dapcal import __version__
+from dapcal.experiments.checkout import NOT_RECORDED, commit
 from dapcal.experiments.records import Experiment, Outcome, Run
 from dapcal.files import complete_or_absent, remove_parts, write_text
 
@@ -21,13 +23,19 @@ def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> 
 
     What a long experiment has finished lies in the run's work folder, from which a killed run goes on; it is removed
     when all is written. A run that stops by itself before that writes the numbers that there are, and keeps it.
+    The file names the commits of all sittings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     remove_parts(folder)
     run = replace(run, work=run.work / name, kept=folder / name)
     _check_device(run.device)
-    _check_work(experiment, run)
+    before = _unfinished(folder / f"{name}.json")
+    commits = _check_work(experiment, run)
     outcome = experiment.run(run)
+    if before and before["settings"] == json.loads(json.dumps(outcome.numbers.get("settings"))):
+        commits = [*before["environment"].get("commit", NOT_RECORDED).split("; "), *commits]
+    if "environment" in outcome.numbers:
+        outcome.numbers["environment"]["commit"] = "; ".join(dict.fromkeys(commits))
     for picture in outcome.pictures:
         with complete_or_absent(folder / f"{name}-{picture.name}.png") as part:
             picture.figure.savefig(part, format="png")
@@ -65,12 +73,22 @@ def _check_device(device: str) -> None:
         ) from error
 
 
-def _check_work(experiment: Experiment, run: Run) -> None:
-    """Unfinished work is gone on from only where everything that its numbers depend on is the same."""
+def _unfinished(path: Path) -> dict[str, Any]:
+    """A result file that another run may go on with; empty without one."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found if found.get("unfinished") else {}
+
+
+def _check_work(experiment: Experiment, run: Run) -> list[str]:
+    """Unfinished work is gone on from only where everything that its numbers depend on is the same.
+
+    Returns:
+        The commits that it was made from, and that of this run, which may be another.
+    """
     told = {"version": __version__, "seed": run.seed, **{option: getattr(run, option) for option in experiment.options}}
     for option in ("jobs", "minutes"):  # change the time it takes, and nothing else
         told.pop(option, None)
-    words = json.dumps(told | {"settings": experiment.settings}, indent=1, default=str)
+    told = json.loads(json.dumps(told | {"settings": experiment.settings}, default=str))
     mark = run.work / "settings.json"
     run.work.mkdir(parents=True, exist_ok=True)
     remove_parts(run.work)
@@ -78,12 +96,17 @@ def _check_work(experiment: Experiment, run: Run) -> None:
     if begun and not mark.exists():  # killed while the work of a finished run was removed
         shutil.rmtree(run.work)
         run.work.mkdir()
-    elif begun and mark.read_text(encoding="utf-8") != words:
+        begun = []
+    before = json.loads(mark.read_text(encoding="utf-8")) if begun else {}
+    commits = before.pop("commits", [NOT_RECORDED]) if begun else []
+    if begun and before != told:
         raise ValueError(
             f"{run.work} holds unfinished work with other settings ({mark.name} says which); run it with those, delete "
             "the folder, or name another --out"
         )
-    write_text(mark, words)
+    commits = list(dict.fromkeys([*commits, commit()]))
+    write_text(mark, json.dumps(told | {"commits": commits}, indent=1))
+    return commits
 
 
 def write_page(folder: Path, outcomes: dict[str, tuple[Experiment, Outcome]]) -> Path:

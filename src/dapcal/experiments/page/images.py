@@ -62,7 +62,7 @@ def where(source: Source) -> str:
     'seeds 0, 1; torch 2.4, cpu'
     """
     seeds = f"seed{'s' if len(source.seeds) > 1 else ''} {', '.join(map(str, source.seeds))}"
-    versions = [f"{name} {version}" for name, version in source.environment.items() if name != "device"]
+    versions = [f"{tool} {own}" for tool, own in source.environment.items() if tool not in ("device", "commit")]
     return f"{seeds}; {', '.join([*versions, source.environment['device']])}"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dapcal.experiments.checkout import NOT_RECORDED
 from dapcal.experiments.page.bar import section as bar_section
 from dapcal.experiments.page.cells import DOWN, UP, table
 from dapcal.experiments.page.drawings import Drawing, save
@@ -103,7 +104,7 @@ def _how(gap: GapResults | None, images: Sequence[ImageResults]) -> list[str]:
         "### How to read it",
         _CONVENTIONS,
         "### What was run",
-        table(["experiment", "file", "seeds", "made on"], [_source(name, source) for name, source in sources], words=4),
+        table(["experiment", "file", "seeds", "commit", "made on"], [_source(*one) for one in sources], words=5),
         *_earlier(sources),
         f"To run it again (for the data see [data.md](data.md); images want a GPU, `--device cuda`):\n\n"
         f"```\nexport DAPCAL_DATA=...\n{commands}\n```",
@@ -124,9 +125,10 @@ def _earlier(sources: Sequence[tuple[str, Source]]) -> list[str]:
 
 
 def _source(name: str, source: Source) -> list[str]:
-    versions = ", ".join(f"{tool} {version}" for tool, version in source.environment.items() if tool != "device")
+    own = source.environment
+    versions = ", ".join(f"{tool} {version}" for tool, version in own.items() if tool not in ("device", "commit"))
     seeds = ", ".join(map(str, source.seeds))
-    return [name, f"`{source.name}`", seeds, f"{source.environment['device']}; {versions}"]
+    return [name, f"`{source.name}`", seeds, own.get("commit", NOT_RECORDED), f"{own['device']}; {versions}"]
 
 
 def _shown(drawing: Drawing) -> str:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dapcal.experiments.checkout import NOT_RECORDED
 from dapcal.experiments.page.markers import replaced
 from dapcal.experiments.records import DEFAULTS
 from dapcal.files import write_text
@@ -89,7 +90,8 @@ def toys_table(folder: Path) -> str:
         "to one. ² In units of its 95 % quantile over the training inputs. "
         "³ Two moons: mean-field variational; sinusoid: Laplace; without distance, but as narrow and with the "
         "temperature or noise level that held-out data chose. Seed "
-        f"{moons['seed']}, torch {moons['environment']['torch']}.",
+        f"{moons['seed']}, torch {moons['environment']['torch']}, commit "
+        f"{moons['environment'].get('commit', NOT_RECORDED)}.",
     ]
     return "\n".join(lines)
 
