@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import dapcal
 from dapcal import label_metrics, metrics
+from dapcal.experiments.checkout import commit
 from dapcal.files import write_text
 from dapcal.likelihoods import Bernoulli, MultiLabel
 from dapcal.posteriors import plain
@@ -63,6 +64,7 @@ def main(folder: str = "build") -> None:
         "torch": torch.__version__,
         "scikit-learn": sklearn.__version__,
         "dapcal": dapcal.__version__,
+        "commit": commit(),
         "compared": {way: {m: [one[way][m] for one in compared] for m in compared[0][way]} for way in compared[0]},
         "shares": validity(),
         "seconds": {

@@ -34,6 +34,7 @@ import torch
 from as_fitted import Numbers, fitted, gaussian
 from tables_ranks import summary
 
+from dapcal.experiments.checkout import commit
 from dapcal.files import write_text
 from dapcal.likelihoods import Categorical
 from dapcal.recipes import Recipe, fit
@@ -387,7 +388,7 @@ def _by_size(folder: Path, names: list[str]) -> list[str]:
 def _environment() -> dict[str, Any]:
     packages = ("torch", "numpy", "sklearn", "lightgbm", "catboost")
     known = {name: importlib.import_module(name).__version__ for name in packages if importlib.util.find_spec(name)}
-    return {"python": platform.python_version(), "cores": os.cpu_count(), **known}
+    return {"python": platform.python_version(), "cores": os.cpu_count(), **known, "commit": commit()}
 
 
 def _write(path: Path, rows: list[dict[str, Any]], environments: dict[str, Any], seconds: float) -> None:
