@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dapcal import artifact
-from dapcal.likelihoods import Conformal, Gaussian, NoiseHead, VaryingNoise, scores_of
+from dapcal.likelihoods import Conformal, Gaussian, Moments, NoiseHead, VaryingNoise, crossed, scores_of
 from dapcal.recipes import Recipe, fit, network
 from dapcal.recipes.intervals import Bounds, note
 
@@ -66,8 +66,31 @@ def test_bounds_hold_for_intervals_and_what_tables_show():
     likelihood = replace(Gaussian(), conformal=Conformal(torch.empty(0, 1), lower=0.0, upper=2.0))
     ends = likelihood.interval_of(torch.tensor([[-3.0], [1.5]]), torch.ones(2, 1), 0.95)
     assert ends.lower.flatten().tolist() == [0, 0]
-    assert ends.upper.flatten().tolist() == [0, 2]
+    assert ends.upper.flatten().tolist() == pytest.approx([1.96, 2], abs=1e-3)
     assert likelihood.bounded(torch.tensor([-3.0, 1.5])).tolist() == [0, 1.5]
+
+
+@pytest.mark.parametrize("bounds", [(0.0, None), (0.0, 4.0)])
+def test_coverage_within_bounds_is_exact_and_no_interval_is_a_point(bounds):
+    """Means beyond a bound of the targets, by far at times: intervals hold as many as they say, within the bounds."""
+    generator = torch.Generator().manual_seed(0)
+    n, level, tries = 39, 0.9, 4000
+    shape = (n + 1, tries)
+    y = (4 * torch.rand(shape, generator=generator, dtype=torch.float64)) ** 2 / 4  # 0 to 4
+    mean = y + 6 * torch.randn(shape, generator=generator, dtype=torch.float64)  # nearly half of them beyond 0
+    variance = 0.5 + torch.rand(shape, generator=generator, dtype=torch.float64)
+    scores = scores_of(mean[:n], variance[:n], y[:n], *bounds)
+    own = Gaussian(1.0, Conformal(scores, *bounds))
+    ends = own.interval_of(mean[n:], variance[n:], level)
+    inside = ((ends.lower <= y[n]) & (y[n] <= ends.upper)).double().mean()
+    assert float(inside) == pytest.approx(36 / 40, abs=3 * (0.09 / tries) ** 0.5)
+    assert float((ends.upper - ends.lower).min()) > 0.1
+    assert float(ends.lower.min()) >= 0
+    fold = torch.arange(n) % 3
+    parts = Moments(*(part[:n].expand(3, n, tries)[:, :, :50] for part in (mean, variance.sqrt())))
+    of_folds = crossed(parts, y[:n, :50], fold, *bounds)
+    lower, upper = (of_folds.bounded(end) for end in of_folds.ends(parts, level, 1.64))
+    assert float((upper - lower).min()) > 0.1
 
 
 @pytest.mark.parametrize(

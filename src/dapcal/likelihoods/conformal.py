@@ -9,6 +9,9 @@ fold have not seen its rows; row i has its residual s_i from them, and an interv
 ⌊(n + 1)(1 − level)⌋-th smallest mean_k(i) − s_i sd_k(i) to the ⌈(n + 1) · level⌉-th smallest mean_k(i) + s_i sd_k(i),
 means and deviations of the new row by the members of fold k(i). A new row is inside with probability
 1 − 2 (1 − level) − √(2/n) at least, and with about `level` where members are stable.
+
+A target that has bounds cannot be where a mean beyond them says: residuals, of judging rows and of new ones, are taken
+from the nearest value that it can have. Both results hold for any such residuals, and no interval shrinks to a bound.
 """
 
 from __future__ import annotations
@@ -78,7 +81,8 @@ class Conformal:
         return torch.cat([self.scores[-1:], self.scores.new_full((1, self.scores.shape[1]), plain)]).max(0).values
 
     def ends(self, moments: Moments, level: float, plain: float) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (N, K), not yet bounded."""
+        """Lower and upper ends (N, K) around means within the bounds, not yet bounded themselves."""
+        moments = moments._replace(mean=self.bounded(moments.mean))
         if self.fold is None:
             half = self.half(level, plain).to(moments.mean) * moments.deviation[0]
             return moments.mean[0] - half, moments.mean[0] + half
@@ -96,9 +100,7 @@ class Conformal:
 
     def bounded(self, value: Tensor) -> Tensor:
         """The nearest value that a target can have."""
-        if self.lower is None and self.upper is None:
-            return value
-        return value.clamp(self.lower, self.upper)
+        return _bounded(value, self.lower, self.upper)
 
     def _rank(self, level: float) -> int:
         return math.ceil((len(self.scores) + 1) * level - 1e-9)
@@ -109,9 +111,11 @@ class Conformal:
         return moments.gather(0, self.fold[:, None].expand(-1, moments.shape[1], -1).to(moments.device))
 
 
-def scores_of(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """|y − mean|/sd of rows, ascending, (n, K)."""
-    return ((y - mean).abs() / variance.sqrt()).double().sort(0).values
+def scores_of(
+    mean: Tensor, variance: Tensor, y: Tensor, lower: float | None = None, upper: float | None = None
+) -> Tensor:
+    """|y − mean|/sd of rows, ascending, (n, K); of a mean beyond the target's bounds from the nearest one."""
+    return ((y - _bounded(mean, lower, upper)).abs() / variance.sqrt()).double().sort(0).values
 
 
 def crossed(moments: Moments, y: Tensor, fold: Tensor, lower: float | None, upper: float | None) -> Conformal:
@@ -126,5 +130,9 @@ def crossed(moments: Moments, y: Tensor, fold: Tensor, lower: float | None, uppe
     """
     place = fold.to(y.device)[None, :, None].expand(1, *y.shape)
     mean, deviation = (part.gather(0, place)[0] for part in moments)
-    scores, order = ((y - mean).abs() / deviation).double().sort(0)
+    scores, order = ((y - _bounded(mean, lower, upper)).abs() / deviation).double().sort(0)
     return Conformal(scores, lower, upper, fold.to(order.device)[order])
+
+
+def _bounded(value: Tensor, lower: float | None, upper: float | None) -> Tensor:
+    return value if lower is None and upper is None else value.clamp(lower, upper)

@@ -80,6 +80,7 @@ class NormalLikelihood(Likelihood):
 
     def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
         """Mean ± z · standard deviation, or as wide as residuals of judging rows say; within the target's bounds."""
+        mean = self.bounded(mean)  # an interval around a mean beyond the bounds would hold nothing within them
         plain = super().interval_of(mean, variance, level)
         if self.conformal is None:
             return plain

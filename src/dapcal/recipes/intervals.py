@@ -33,7 +33,8 @@ def with_intervals(calibrated: Calibrated, held_out: Labelled, bounds: Bounds) -
     assert calibrated.judges is not None
     rows = held_out.subset(calibrated.judges.to(held_out.x.device))
     found = calibrated(rows.x)
-    return with_conformal(calibrated, Conformal(scores_of(found.mean, found.variance, rows.y), *bounds.both))
+    scores = scores_of(found.mean, found.variance, rows.y, *bounds.both)
+    return with_conformal(calibrated, Conformal(scores, *bounds.both))
 
 
 def with_conformal(calibrated: Calibrated, conformal: Conformal) -> Calibrated:
