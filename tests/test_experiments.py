@@ -18,7 +18,7 @@ from cases import coarsely
 from dapcal.cli import app
 from dapcal.experiments import DEMO, EXPERIMENTS, plots
 from dapcal.experiments.page.results import results_page
-from dapcal.experiments.page.tables import posteriors_table, results_table, with_table
+from dapcal.experiments.page.tables import posteriors_table, results_table, toys_table, with_table
 from dapcal.experiments.plots import mesh
 from dapcal.experiments.records import Outcome, Run, one_thread
 from dapcal.experiments.runner import run_and_write, write_page
@@ -63,7 +63,7 @@ def test_an_experiment_writes_numbers_and_figures(name: str, tmp_path: Path):
     numbers = json.loads((tmp_path / f"{name}.json").read_text())
     assert all(done == total for done, total in stages.values())
     assert set(stages) == STAGES[name]
-    assert numbers["seed"] == 0
+    assert numbers.get("seeds", [numbers.get("seed")]) == [0]
     assert numbers["environment"]["torch"] == torch.__version__
     assert numbers == json.loads(json.dumps(outcome.numbers))
     images = re.findall(r'src="([^"]+)"', page.read_text())
@@ -73,6 +73,50 @@ def test_an_experiment_writes_numbers_and_figures(name: str, tmp_path: Path):
     captions = [p.caption for p in outcome.pictures]
     assert all(caption.rstrip(".").count(". ") == 1 for caption in captions), "two sentences each"
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("short")
+def test_several_seeds_stand_in_one_file_and_each_is_that_of_a_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_and_write("sinusoid", EXPERIMENTS["sinusoid"], tmp_path / "alone", Run(tmp_path / "a", seed=2))
+    asked, plain = [], sinusoid._one
+    monkeypatch.setattr(sinusoid, "_one", lambda this: (asked.append(this.seed), plain(this))[1])
+    run = Run(tmp_path / "unfinished", seed=1, seeds=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sinusoid, "_pictures", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))  # of the first seed
+        with pytest.raises(KeyboardInterrupt):
+            run_and_write("sinusoid", EXPERIMENTS["sinusoid"], tmp_path, run)
+    outcome = run_and_write("sinusoid", EXPERIMENTS["sinusoid"], tmp_path, run)
+    assert asked == [2, 1, 1]  # the second seed was finished, and taken over
+    found = json.loads((tmp_path / "sinusoid.json").read_text())
+    assert found["seeds"] == [run["seed"] for run in found["runs"]] == [1, 2]
+    assert [("curve" in run["ours"]) for run in found["runs"]] == [True, False]
+    assert len(outcome.pictures) == 2
+    expected = json.loads((tmp_path / "alone" / "sinusoid.json").read_text())["runs"][0]
+    for numbers in (expected, found["runs"][1]):
+        del numbers["seconds"]
+    for who in ("ours", "paper"):
+        del expected[who]["curve"]
+    assert found["runs"][1] == expected
+
+
+def test_tables_of_toys_have_means_and_standard_errors_over_seeds(tmp_path: Path):
+    def run(seed: int) -> dict:
+        both = {
+            name: [0.5 + seed, 0.25 + seed] for name in ("confidence_far_away", "held_out_accuracy", "held_out_nll")
+        }
+        own = both | {"band_over_training_q95": [[1.0, 2.0, 3.0], [4.0 + 2 * seed, 5.0, 6.0]]}
+        return {"seed": seed, "ours": own, "paper": own}
+
+    for name in DEMO:
+        data = {"environment": {"torch": "2.9", "commit": "abc"}, "runs": [run(seed) for seed in range(3)]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(data))
+    text = toys_table(tmp_path)
+    # of 0, 1, 2: mean 1, standard error 1/√3 = 0.577
+    assert "away from the data | 1.500 ± 0.577 | 1.250 ± 0.577 | 1.250 ± 0.577 |" in text
+    assert "at x = −10 | 1.0 ± 0.0 | 6.0 ± 1.2 | 6.0 ± 1.2 |" in text
+    assert "over seeds 0 to 2, torch 2.9, commit abc." in text
 
 
 def test_two_moons_lie_on_half_circles():
@@ -118,7 +162,7 @@ def test_demo_prints_where_the_page_is_and_a_repeated_run_gives_the_same_numbers
     again = run_and_write("sinusoid", EXPERIMENTS["sinusoid"], tmp_path, Run(tmp_path / "unfinished")).numbers
     again = json.loads(json.dumps(again))
     for numbers in (first, again):
-        del numbers["seconds"]
+        del numbers["seconds"], numbers["runs"][0]["seconds"]
     assert again == first
 
 
@@ -164,7 +208,8 @@ def test_the_pages_show_the_result_files(page, table):
 
 def test_the_result_files_meet_what_is_promised():
     """Two moons and sinusoid with the default, as committed."""
-    moons, waves = (json.loads((ROOT / "results" / f"{n}.json").read_text())["ours"] for n in ("two-moons", "sinusoid"))
+    moons, waves = (json.loads((ROOT / "results" / f"{n}.json").read_text()) for n in ("two-moons", "sinusoid"))
+    moons, waves = (data.get("runs", [data])[0]["ours"] for data in (moons, waves))
     assert moons["confidence_far_away"][0] > 0.9
     assert moons["confidence_far_away"][1] <= 0.58
     assert abs(moons["held_out_accuracy"][1] - moons["held_out_accuracy"][0]) <= 0.003

@@ -421,9 +421,9 @@ def dapcal(*arguments: str):
 
 
 def test_an_option_that_is_not_heeded_is_refused(tmp_path: Path):
-    result = dapcal("reproduce", "two-moons", "--seeds", "2", "--out", tmp_path / "out")
+    result = dapcal("reproduce", "posteriors", "--seeds", "2", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.stderr.strip() == "two-moons has no option --seeds; it has --seed."
+    assert result.stderr.strip() == "posteriors has no option --seeds; it has --seed."
     result = dapcal("reproduce", "uci-gap", "--device", "cpu", "--out", tmp_path / "out")
     assert result.exit_code == 2
     assert result.stderr.strip() == "uci-gap has no option --device; it has --seed, --jobs."

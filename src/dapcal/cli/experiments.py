@@ -31,7 +31,7 @@ def reproduce(
     ],
     out: Annotated[Path, typer.Option(help="Folder for numbers, figures and page.")] = Path("dapcal-results"),
     seed: Annotated[int, typer.Option(help="Seed of data, networks and draws; the first of several.")] = 0,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (of images).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds (not of posteriors, no-harm).")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (of images).")] = None,
     parts: Annotated[str | None, typer.Option(help="Parts of the tables, e.g. paper,ours (as above).")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; by default one for each core.")] = None,

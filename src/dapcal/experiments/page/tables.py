@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dapcal.experiments.checkout import NOT_RECORDED
+from dapcal.experiments.page.cells import number, show
 from dapcal.experiments.page.markers import replaced
 from dapcal.experiments.records import DEFAULTS
 from dapcal.files import write_text
@@ -62,38 +63,45 @@ def real_data_table(folder: Path) -> str:
 
 
 def toys_table(folder: Path) -> str:
-    """Both toy experiments in one table."""
+    """Both toy experiments in one table: means over seeds, with their standard errors."""
     moons, waves = (_read(folder, name) for name in ("two-moons", "sinusoid"))
 
-    def row(label: str, alone: float, paper: float, ours: float, digits: int) -> str:
-        return f"| {label} | {alone:.{digits}f} | {paper:.{digits}f} | {ours:.{digits}f} |"
+    def row(label: str, data: dict[str, Any], key: str, digits: int, probe: int | None = None) -> str:
+        cells = []
+        for who, adjusted in (("ours", 0), ("paper", 1), ("ours", 1)):  # the posterior alone stands in both
+            values = [run[who][key][adjusted] for run in _runs(data)]
+            cells.append(show(number([value if probe is None else value[probe] for value in values]), digits))
+        return f"| {label} | {' | '.join(cells)} |"
 
-    def both(data: dict[str, Any], key: str) -> tuple[float, float, float]:
-        return data["ours"][key][0], data["paper"][key][1], data["ours"][key][1]
-
-    def probe(place: int) -> tuple[float, float, float]:
-        (alone, ours), (_, paper) = (waves[who]["band_over_training_q95"] for who in ("ours", "paper"))
-        return alone[place], paper[place], ours[place]
-
+    band = "band_over_training_q95"
     lines = [
         "| toys | posterior³ | with the paper's estimator | with dapcal's default |",
         "|---|---|---|---|",
-        row("two moons: mean confidence¹ away from the data", *both(moons, "confidence_far_away"), 3),
-        row("two moons: held-out accuracy", *both(moons, "held_out_accuracy"), 3),
-        row("two moons: held-out NLL", *both(moons, "held_out_nll"), 3),
-        row("sinusoid: width² of the epistemic band at x = 0", *probe(1), 1),
-        row("sinusoid: width² at x = −10", *probe(0), 1),
-        row("sinusoid: width² at x = 10", *probe(2), 1),
-        row("sinusoid: held-out NLL", *both(waves, "held_out_nll"), 3),
+        row("two moons: mean confidence¹ away from the data", moons, "confidence_far_away", 3),
+        row("two moons: held-out accuracy", moons, "held_out_accuracy", 4),
+        row("two moons: held-out NLL", moons, "held_out_nll", 4),
+        row("sinusoid: width² of the epistemic band at x = 0", waves, band, 1, 1),
+        row("sinusoid: width² at x = −10", waves, band, 1, 0),
+        row("sinusoid: width² at x = 10", waves, band, 1, 2),
+        row("sinusoid: held-out NLL", waves, "held_out_nll", 4),
         "",
         "¹ Largest class probability, further than 2.5 from any training point; the paper's probabilities do not sum "
         "to one. ² In units of its 95 % quantile over the training inputs. "
         "³ Two moons: mean-field variational; sinusoid: Laplace; without distance, but as narrow and with the "
-        "temperature or noise level that held-out data chose. Seed "
-        f"{moons['seed']}, torch {moons['environment']['torch']}, commit "
-        f"{moons['environment'].get('commit', NOT_RECORDED)}.",
+        f"temperature or noise level that held-out data chose. {_seeds(moons)}, torch "
+        f"{moons['environment']['torch']}, commit {moons['environment'].get('commit', NOT_RECORDED)}.",
     ]
     return "\n".join(lines)
+
+
+def _runs(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """One for each seed; files from before there were several are a run themselves."""
+    return data.get("runs", [data])
+
+
+def _seeds(data: dict[str, Any]) -> str:
+    seeds = [run["seed"] for run in _runs(data)]
+    return f"Seed {seeds[0]}" if len(seeds) == 1 else f"Means ± standard errors over seeds {seeds[0]} to {seeds[-1]}"
 
 
 def posteriors_table(folder: Path) -> str:

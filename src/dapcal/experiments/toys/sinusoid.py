@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from typing import Any
 
@@ -20,11 +19,11 @@ from dapcal.experiments.records import (
     Picture,
     Run,
     curve_numbers,
-    environment,
     epochs_of,
     one_thread,
 )
 from dapcal.experiments.toys.comparison import ours_and_papers
+from dapcal.experiments.toys.seeds import OneSeed, over_seeds
 from dapcal.likelihoods import MeanAndNoise, NoiseHead
 from dapcal.posteriors import laplace
 from dapcal.posteriors import map as map_posterior
@@ -49,7 +48,16 @@ def waves(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 @one_thread()
 def run(this: Run) -> Outcome:
     """Diagonal Laplace approximation of a mean and a noise network, distance-aware in the mean network alone."""
-    seed, progress, started = this.seed, this.progress, time.perf_counter()
+    settings = {
+        "points": POINTS, "centers": CENTERS, "deviation": DEVIATION, "noise": NOISE, "draws": DRAWS,
+        "network": f"mean 1-{WIDTH}-{WIDTH}-1 SiLU, noise 1-10-1 ReLU", "sigma0": 1.0,
+        "map_epochs": MAP_EPOCHS, "posterior": "Laplace, diagonal Gauss-Newton, linearised",
+    }  # fmt: skip
+    return over_seeds("sinusoid", settings, this, _one)
+
+
+def _one(this: Run) -> OneSeed:
+    seed, progress = this.seed, this.progress
     generator = torch.Generator().manual_seed(seed)
     train, held_out = waves(POINTS, generator), waves(POINTS, generator)
     point = fit_map(train, seed, progress)
@@ -61,22 +69,12 @@ def run(this: Run) -> Outcome:
         warnings.simplefilter("always", DapcalWarning)
         space = Space(Identity(), radius=None, name="inputs")
         ours, papers = ours_and_papers(posterior, train, held_out, outside, space, progress)
-        numbers = {
-            "experiment": "sinusoid",
-            "seed": seed,
-            "environment": environment(),
-            "settings": {
-                "points": POINTS, "centers": CENTERS, "deviation": DEVIATION, "noise": NOISE, "draws": DRAWS,
-                "network": f"mean 1-{WIDTH}-{WIDTH}-1 SiLU, noise 1-10-1 ReLU", "sigma0": 1.0,
-                "map_epochs": MAP_EPOCHS, "posterior": "Laplace, diagonal Gauss-Newton, linearised",
-            },
+        numbers: dict[str, Any] = {
             "ours": _measure(ours, train, held_out),
             "paper": _measure(papers, train, held_out),
-        }  # fmt: skip
+        }
     numbers["warnings"] = sorted({str(w.message) for w in caught})
-    pictures = _pictures(ours, papers, train, progress)
-    numbers["seconds"] = round(time.perf_counter() - started, 1)
-    return Outcome(numbers, pictures)
+    return OneSeed(numbers, lambda: _pictures(ours, papers, train, progress))
 
 
 def just_outside(x: Tensor, seed: int) -> ood_inputs.Around:
@@ -183,4 +181,5 @@ EXPERIMENT = Experiment(
     "prior, distance-aware in the mean network alone. A Laplace approximation with a diagonal Gauss–Newton "
     "precision, whose weights have a closed form, seen through the linearised network.",
     run=run,
+    options=("seeds",),
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from typing import Any
 
@@ -22,11 +21,11 @@ from dapcal.experiments.records import (
     Picture,
     Run,
     curve_numbers,
-    environment,
     epochs_of,
     one_thread,
 )
 from dapcal.experiments.toys.comparison import ours_and_papers
+from dapcal.experiments.toys.seeds import OneSeed, over_seeds
 from dapcal.likelihoods import Bernoulli
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import variational
@@ -53,8 +52,17 @@ def moons(n: int, noise: float, generator: torch.Generator) -> tuple[Tensor, Ten
 
 @one_thread()
 def run(this: Run) -> Outcome:
-    """Variational posterior, the paper's estimator and our default on the same OOD inputs."""
-    seed, progress, started = this.seed, this.progress, time.perf_counter()
+    """Variational posterior, the paper's estimator and our default on the same OOD inputs, under every seed."""
+    settings = {
+        "points": POINTS, "noise": NOISE, "network": f"2-{WIDTH}-{WIDTH}-1 tanh", "draws": DRAWS,
+        "sigma0": 1.0, "kl_weight": 1.0, "map_epochs": MAP_EPOCHS, "vi_epochs": VI_EPOCHS,
+        "vi_samples": VI_SAMPLES, "far": FAR,
+    }  # fmt: skip
+    return over_seeds("two-moons", settings, this, _one)
+
+
+def _one(this: Run) -> OneSeed:
+    seed, progress = this.seed, this.progress
     generator = torch.Generator().manual_seed(seed)
     train, held_out = moons(POINTS, NOISE, generator), moons(POINTS, NOISE, generator)
     posterior = _fit(train, seed, progress)
@@ -65,22 +73,12 @@ def run(this: Run) -> Outcome:
         ours, papers = ours_and_papers(posterior, train, held_out, around, space, progress)
         grid, shape = mesh(LOW, HIGH, 161)
         far = torch.cdist(grid, train[0]).min(1).values > FAR
-        numbers = {
-            "experiment": "two-moons",
-            "seed": seed,
-            "environment": environment(),
-            "settings": {
-                "points": POINTS, "noise": NOISE, "network": f"2-{WIDTH}-{WIDTH}-1 tanh", "draws": DRAWS,
-                "sigma0": 1.0, "kl_weight": 1.0, "map_epochs": MAP_EPOCHS, "vi_epochs": VI_EPOCHS,
-                "vi_samples": VI_SAMPLES, "far": FAR,
-            },
+        numbers: dict[str, Any] = {
             "ours": _measure(ours, held_out, grid, far),
             "paper": _measure(papers, held_out, grid, far) | {"published_phi": PUBLISHED_PHI},
-        }  # fmt: skip
+        }
     numbers["warnings"] = sorted({str(w.message) for w in caught})
-    pictures = _pictures(ours, papers, grid, shape, train, progress)
-    numbers["seconds"] = round(time.perf_counter() - started, 1)
-    return Outcome(numbers, pictures)
+    return OneSeed(numbers, lambda: _pictures(ours, papers, grid, shape, train, progress))
 
 
 def papers_epistemic(prediction: Prediction) -> Tensor:
@@ -215,4 +213,5 @@ EXPERIMENT = Experiment(
     text="1000 points, a 2-20-20-1 network with a standard-normal prior and a mean-field variational posterior; "
     "calibrated on draws from Gaussians (standard deviation 0.1) just outside the data.",
     run=run,
+    options=("seeds",),
 )
