@@ -261,3 +261,24 @@ def test_every_command_runs_on_a_gpu(folder: Path, tmp_path: Path):
     one, two = (list(csv.DictReader((tmp_path / f"{device}.csv").open())) for device in ("cpu", "cuda"))
     predictions = [[float(row["prediction"]) for row in rows] for rows in (one, two)]
     np.testing.assert_allclose(*predictions, rtol=1e-3)
+
+
+def test_intervals_of_few_rows_come_with_a_note(folder: Path, tmp_path: Path):
+    """Fewer judging rows than a level takes: said by `fit`, and by `predict` for the level that was asked."""
+    few, model = tmp_path / "few.csv", tmp_path / "few.dap"
+    few.write_text("\n".join((folder / "train.csv").read_text().splitlines()[:31]))
+    fitted = run("fit", few, "--target", "price", "-o", model, *SMALL, "--fast")
+    judging = len(load(model).calibrated.judges)
+    assert judging < 19
+    told = f"{judging} judging rows are too few for intervals of 95 %"
+    assert told in fitted.stderr
+    for level, words in ((0.95, "(19 are needed)"), (0.999, "(999 are needed)"), (0.5, "")):
+        done = run("predict", model, folder / "new.csv", "-o", tmp_path / "out.csv", "--level", level)
+        assert done.exit_code == 0, done.output
+        assert words in done.stderr
+        assert ("judging rows" in done.stderr) == bool(words)
+        with (tmp_path / "out.csv").open(newline="") as file:
+            ends = [(float(row["lower"]), float(row["upper"])) for row in csv.DictReader(file)]
+        assert np.isfinite(ends).all()
+    many = run("predict", folder / "house.dap", folder / "new.csv", "-o", tmp_path / "out.csv")
+    assert "judging rows" not in many.stderr

@@ -16,9 +16,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from dapcal.visible import in_json, one_line, shown
+
+if TYPE_CHECKING:
+    from dapcal.calibrate import Calibrated
 
 try:
     import typer
@@ -215,6 +218,14 @@ def too_few(said: Output, held_out: int, alpha: float) -> None:
             f"{held_out} held-out inputs give p-values of {1 / (held_out + 1):.3g} or more, so nothing can be flagged "
             f"at {alpha:g}; hold out more, or predict with a larger --alpha"
         )
+
+
+def few_judges(said: Output, calibrated: Calibrated, level: float) -> None:
+    """Tell where intervals cannot be as wide as held-out rows ask for, as these are too few."""
+    from dapcal.recipes import few_judges as found
+
+    if (told := found(calibrated, level)) is not None:
+        said.note(told)
 
 
 def all_written(read: int, written: int, source: Path) -> None:

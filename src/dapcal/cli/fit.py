@@ -16,13 +16,14 @@ from dapcal.cli.common import (
     Sign,
     check_key,
     checked,
+    few_judges,
     given,
     output,
     too_few,
     typer,
     writable,
 )
-from dapcal.types import ALPHA
+from dapcal.types import ALPHA, LEVEL
 
 if TYPE_CHECKING:
     from dapcal.models.table_summary import Summary
@@ -148,6 +149,7 @@ def fit(
         for note in model.notes:
             said.note(note)
         too_few(said, len(model.calibrated.evidence.held_out), ALPHA)
+        few_judges(said, model.calibrated, LEVEL)
         summary = summarise(model)
         model.save(out, sign)
         data: dict[str, Any] = {

@@ -20,6 +20,7 @@ from dapcal.cli.common import (
     check_engine,
     checked,
     destination,
+    few_judges,
     given,
     output,
     resolved,
@@ -107,6 +108,7 @@ def predict(
         loaded = load(model, factory, checked(device), key)
         if also and not isinstance(loaded, TableModel):
             raise ValueError(f"Several files are for models of tables, and {model} is of another kind; name one")
+        few_judges(said, loaded.calibrated, level)
         if engine == "local":
             predicted(loaded, first, reading, out, alpha, level, said, excel_safe)
         else:

@@ -66,6 +66,8 @@ def serve(
         def checked_load() -> Served:
             found = load()
             too_few(said, load.held_out, alpha)
+            if load.few is not None:
+                said.note(load.few)
             return found
 
         def again() -> Served:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dapcal import models
+from dapcal.recipes import few_judges
 from dapcal.serve import AccessLog, Served
 
 
@@ -23,10 +24,13 @@ class Loading:
     level: float
     held_out: int = field(default=0, init=False)  # inputs that p-values come from, of what was loaded last
 
+    few: str | None = field(default=None, init=False)  # where judging rows are too few for intervals of that level
+
     def __call__(self) -> Served:
         """The model as the service sees it."""
         torch.set_num_threads(1)  # rows come in small batches, and the other cores belong to the network's side
         loaded = models.load(self.model, self.factory, self.device, self.key, whole=True)
+        self.few = few_judges(loaded.calibrated, self.level)
         self.held_out = len(loaded.calibrated.evidence.held_out)
         return Served.of(loaded, self.model.name, alpha=self.alpha, level=self.level)
 

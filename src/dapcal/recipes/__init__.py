@@ -3,6 +3,7 @@
 from dapcal.recipes.bounds import Bounds, Limits, in_network_unit, limits_of
 from dapcal.recipes.division import divide
 from dapcal.recipes.fitting import Fitted, fit
+from dapcal.recipes.intervals import few_judges
 from dapcal.recipes.logarithm import Logarithm, logarithm, may_be_logarithmic
 from dapcal.recipes.many_rows import trained_on
 from dapcal.recipes.posteriors import POSTERIORS
@@ -20,6 +21,7 @@ __all__ = [
     "Logarithm",
     "Recipe",
     "divide",
+    "few_judges",
     "fit",
     "in_network_unit",
     "limits_of",

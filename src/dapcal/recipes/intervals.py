@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,6 @@ from dapcal.recipes.bounds import Bounds
 from dapcal.records import LEVEL
 
 FEW = 100  # judging rows, below which it is told how far the coverage may be off
-FEWEST = 19  # judging rows that a 95 % interval takes
 
 
 def has_intervals(calibrated: Calibrated) -> bool:
@@ -52,11 +52,8 @@ def note(rows: int, level: float = LEVEL) -> str:
     >>> note(500)
     'intervals are as wide as 500 judging rows ask for'
     """
-    if rows < FEWEST:
-        return (
-            f"{rows} judging rows are too few for intervals of {100 * level:.0f} % that are sure to hold as many "
-            f"targets ({FEWEST} are needed): they are as wide as the largest residual, or a Gaussian if that is wider"
-        )
+    if told := few_for(rows, level):
+        return told
     told = f"intervals are as wide as {rows} judging rows ask for"
     if rows >= FEW:
         return told
@@ -66,3 +63,26 @@ def note(rows: int, level: float = LEVEL) -> str:
         f"{told}, which are few: {100 * level:.0f} % intervals hold between {100 * low:.0f} and {100 * high:.0f} % of "
         "the targets in nine of ten such tables"
     )
+
+
+def few_for(rows: int, level: float) -> str | None:
+    """What stands in for residuals where judging rows are too few for intervals of that level; None where they do.
+
+    >>> few_for(19, 0.95) is None, few_for(18, 0.95) is None, few_for(98, 0.99) is None
+    (True, False, False)
+    """
+    needed = math.ceil(level / (1 - level) - 1e-9)
+    if rows >= needed:
+        return None
+    return (
+        f"{rows} judging rows are too few for intervals of {100 * level:g} % that are sure to hold as many targets "
+        f"({needed:,} are needed): they are as wide as the largest residual, or a Gaussian if that is wider"
+    )
+
+
+def few_judges(calibrated: Calibrated, level: float) -> str | None:
+    """The same of a model; None also where no residuals say its intervals."""
+    conformal = getattr(calibrated.posterior.likelihood, "conformal", None)
+    if conformal is None or not len(conformal.scores):
+        return None
+    return few_for(len(conformal.scores), level)
