@@ -274,3 +274,19 @@ def test_a_model_that_distance_does_not_change_says_so(regression: TableModel):
     summary = summarise(unchanged)
     assert (summary.adjustment, summary.widening) == ("none", 1.0)
     assert "Distance from the training rows does not change its predictions" in words(summary, "y")
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_a_row_alone_is_answered_as_it_is_among_others(kind, request):
+    """Rows of a service: one by one they go other ways than many, and differ by the rounding of float32 alone."""
+    model = request.getfixturevalue(kind)
+    given = rows(40, seed=3).select(["area", "age", "city"]).to_pylist()
+    given[3]["city"], given[5]["area"] = "Paris", 1e4
+    many = model.columns(model.encode(given))
+    alone = [model.columns(model.encode([row])) for row in given]
+    for name, values in many.items():
+        found = np.concatenate([columns[name] for columns in alone])
+        if values.dtype == object:
+            assert found.tolist() == values.tolist(), name
+        else:
+            np.testing.assert_allclose(found.astype(float), values.astype(float), rtol=2e-3, atol=1e-5, err_msg=name)

@@ -42,6 +42,7 @@ from dapcal.storing import check_fields
 from dapcal.tables.columns import LIMIT, Category, Number
 from dapcal.tables.descriptions import encoder_from_json, target_from_json
 from dapcal.tables.encoder import Column, Encoded, Encoder
+from dapcal.tables.rows import RowEncoder
 from dapcal.tables.targets import Classes, Numbers, TaskName
 from dapcal.tables.writing import writer as table_writer
 from dapcal.trying import with_first_rows
@@ -166,9 +167,7 @@ class TableModel:
 
     def encode(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """Rows of a service, (N, P)."""
-        types = {c.name: pa.float64() if isinstance(c, Number) else pa.string() for c in self.encoder.columns}
-        columns = {name: pa.array([row[name] for row in rows], kind) for name, kind in types.items()}
-        return self.encoder(pa.table(columns)).x
+        return self._row_encoder(rows)
 
     def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         """What was missing, unknown or ignored in rows of a service, in the words of `read`."""
@@ -255,6 +254,10 @@ class TableModel:
         """Rows of one pass: memory grows with draws × rows × outputs."""
         draws = max(self.recipe.draws, self.recipe.members)
         return max(1, min(8192, _NUMBERS_AT_ONCE // (draws * outputs_of(self.target))))
+
+    @cached_property
+    def _row_encoder(self) -> RowEncoder:
+        return RowEncoder(self.encoder)
 
     @cached_property
     def _row_notes(self) -> RowNotes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,7 +120,7 @@ class Encoder:
             ignored=tuple(name for name in table.column_names if name not in known),
         )
 
-    @property
+    @cached_property
     def width(self) -> int:
         """P."""
         return sum(column.width for column in self.columns)
@@ -139,11 +140,10 @@ class Encoder:
         """The columns without a value, of every encoded row (N, P)."""
         self._check_width(x)
         found: list[list[str]] = [[] for _ in range(len(x))]
-        for column, part in self._parts(x.detach().cpu().numpy()):
-            if column.marked:
-                place = column.mark if isinstance(column, Category) else 1
-                for row in np.flatnonzero(part[:, place] > 0.5):
-                    found[row].append(column.name)
+        names, places = self._marks
+        rows, marks = np.nonzero(x.detach().cpu().numpy()[:, places] > 0.5)
+        for row, mark in zip(rows.tolist(), marks.tolist(), strict=True):
+            found[row].append(names[mark])
         return found
 
     def decode(self, x: Tensor) -> list[dict[str, str]]:
@@ -161,6 +161,17 @@ class Encoder:
             "notes": list(self.notes),
             "columns": [column.as_json() for column in self.columns],
         }
+
+    @cached_property
+    def _marks(self) -> tuple[list[str], list[int]]:
+        """Columns with a 0/1 column for missing values, and its place."""
+        names, places, start = [], [], 0
+        for column in self.columns:
+            if column.marked:
+                names.append(column.name)
+                places.append(start + ((column.mark or 0) if isinstance(column, Category) else 1))
+            start += column.width
+        return names, places
 
     def _check_width(self, x: Tensor) -> None:
         if x.ndim != 2 or x.shape[1] != self.width:
