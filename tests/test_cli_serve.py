@@ -28,6 +28,7 @@ from dapcal.recipes import Recipe
 from dapcal.serve import Served, create_app
 from dapcal.tables.columns import Number
 from forks import command, forked
+from table_cases import refused, run
 
 TOKEN = "0123456789abcdef"
 ROW = {"area": 80.0, "rooms": 3.0, "city": "Rome"}
@@ -226,6 +227,27 @@ def test_a_model_that_is_replaced_while_it_is_first_loaded_is_loaded_again(price
         assert any("as it is now" in line for line in process.stderr)
         os.kill(process.pid, signal.SIGTERM)
         assert process.ended() == 0
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "a folder", "unreadable", "without end"])
+def test_a_token_file_that_cannot_be_read_gives_one_line(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = {"a folder": tmp_path, "without end": Path("/dev/zero")}.get(what, tmp_path / "token")
+    if what in ("empty", "unreadable"):
+        path.touch()
+    if what == "unreadable":  # which root may read all the same
+
+        def denied(self: Path, *_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied", str(self))
+
+        monkeypatch.setattr(Path, "open", denied)
+    words = {
+        "missing": "cannot be read (No such file or directory)",
+        "empty": "got nothing",
+        "a folder": "cannot be read (Is a directory)",
+        "unreadable": "cannot be read (Permission denied)",
+        "without end": "got more than 4096 characters",
+    }
+    refused(run("serve", "house.dap", "--token-file", path), f"--token-file {path}", words[what], "openssl rand")
 
 
 @pytest.mark.parametrize("token", ["", "short", "with a space in it, though long", "ü" * 20])

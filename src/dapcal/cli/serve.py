@@ -12,7 +12,7 @@ from typing import Annotated
 from dapcal.cli.common import INTERRUPTED, Device, Factory, Json, Key, Quiet, checked, output, too_few, typer
 from dapcal.records import ALPHA, LEVEL
 
-_SHORTEST = 16  # characters of a token
+_SHORTEST, _LONGEST = 16, 4096  # characters of a token
 
 
 def serve(
@@ -107,10 +107,18 @@ def _hangups_heard() -> Iterator[Callable[[], bool]]:
 
 def _token(path: Path) -> str:
     """What a file holds, without the space around it."""
-    text = path.read_text(encoding="utf-8", errors="replace").strip()
-    if len(text) < _SHORTEST or not (text.isascii() and text.isprintable() and " " not in text):
+    way = f"make one with: openssl rand -hex 32 > {'token' if path.is_dir() else path}"
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(_LONGEST + 1).strip()  # a device has no end
+    except OSError as error:
+        raise ValueError(f"--token-file {path} cannot be read ({error.strerror}); {way}") from error
+    if not _SHORTEST <= len(text) <= _LONGEST or not (text.isascii() and text.isprintable() and " " not in text):
+        held = (
+            "nothing" if not text else f"{'more than ' * (len(text) > _LONGEST)}{min(len(text), _LONGEST)} characters"
+        )
         raise ValueError(
-            f"Expected {path} to hold a token of {_SHORTEST} or more ASCII characters and no space, got "
-            f"{len(text)} characters; make one with: openssl rand -hex 32"
+            f"Expected --token-file {path} to hold a token of {_SHORTEST} to {_LONGEST} ASCII characters and no space, "
+            f"got {held}; {way}"
         )
     return text
