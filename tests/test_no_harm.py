@@ -284,6 +284,17 @@ def test_the_page_names_worst_cases_and_changes_that_were_not_blind(numbers: dic
     assert (tmp_path / "no-harm-differences.png").stat().st_size > 1000
 
 
+def test_what_doubt_costs_on_easy_classes_is_told(numbers: dict, tmp_path: Path):
+    easy = {"easy: VI": made_up([0.01, 0.02], [0.03, 0.04]), "easy: SWAG": made_up([0.05, 0.05], [0.05, 0.05])}
+    for records in easy.values():
+        for one in records:
+            one["before"]["accuracy"] = 0.98
+    records = {"hard: VI": made_up([0.1, 0.1], [0.3, 0.3]), **easy}
+    (tmp_path / "no-harm.json").write_text(json.dumps(numbers | {"cases": records, "verdict": verdict(records)}))
+    text = no_harm_page(tmp_path).text
+    assert "right before, or more: 2 cases) the NLL rises in 1, by +0.010 ± 0.010 nats on average" in text
+
+
 def test_the_worst_case_of_every_column_is_explained():
     every = differences(json.loads((ROOT / "results" / "no-harm.json").read_text(encoding="utf-8"))["cases"])
     for column in {one.column for one in every}:

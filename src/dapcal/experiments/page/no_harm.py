@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from dapcal.experiments.no_harm.cases import Plan
 from dapcal.experiments.no_harm.summary import COLUMNS, FIRST_SCREEN, LIMITS, Difference, differences
+from dapcal.experiments.no_harm.verdict import paired
 from dapcal.experiments.page.cells import DOWN, NOTHING, Number, decimal, median, show, table
 from dapcal.experiments.page.drawings import Drawing, save
 from dapcal.experiments.page.no_harm_figure import dots
@@ -20,6 +21,7 @@ from dapcal.experiments.page.no_harm_worst import WHY
 from dapcal.files import complete_or_absent, write_text
 
 IN_DISTRIBUTION = (("accuracy", "rmse"), ("nll",), ("ece", "coverage"))
+EASY = 98.0  # %: accuracy before, from which classes count as easy
 OUTSIDE = (("auroc",), ("fpr95",), ("gap nll",))
 
 
@@ -40,7 +42,7 @@ def no_harm_page(folder: Path, plan: Plan | None = None) -> Page:
     drawing = dots(every)
     blocks = [
         *_HEAD,
-        *_verdict(found),
+        *_verdict(found, every),
         f"![{drawing.caption.partition('. ')[0]}]({_file(drawing)})\n\n*{drawing.caption}*",
         *_worst(found, every),
         *_tables(found, every),
@@ -60,7 +62,7 @@ def write(results: Path, docs: Path) -> None:
     write_text(docs / "no-harm.md", page.text)
 
 
-def _verdict(found: dict[str, Any]) -> list[str]:
+def _verdict(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
     lines = []
     for column, limit in LIMITS.items():
         own = found["verdict"][column]
@@ -81,7 +83,23 @@ def _verdict(found: dict[str, Any]) -> list[str]:
             f"{own['seeds']} seeds {decimal(own['before'], 4)} → {decimal(own['after'], 4)}; it may not rise."
         )
     network = _against_network(found["cases"])
-    return ["## Verdict", "\n".join([*lines, network])]
+    return ["## Verdict", "\n".join([*lines, *_on_easy_classes(every), network])]
+
+
+def _on_easy_classes(every: Sequence[Difference]) -> list[str]:
+    """What doubt costs where nearly every test row is right: small, but the same way nearly everywhere."""
+    easy = {one.case for one in every if one.column == "accuracy" and one.before >= EASY}
+    harms = [one.harm.mean for one in every if one.column == "nll" and one.case in easy]
+    if not harms:
+        return []
+    rises = sum(harm > 0 for harm in harms)
+    mean = paired(harms)
+    return [
+        f"- On easy classes ({EASY:g} % of test rows right before, or more: {len(harms)} cases) the NLL rises in "
+        f"{rises}, by {show(Number(mean.mean, mean.error), 3, sign=True)} nats on average over all of them: there doubt that is "
+        "kept, by a last layer or by distance, costs likelihood on rows that are right, and the guard lets it cost up "
+        f"to {LIMITS['nll']:g} nats of held-out rows."
+    ]
 
 
 def _without(own: dict[str, Any], unit: str) -> str:
