@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=20_000_000)
     parser.add_argument("--out", type=Path, default=Path("results/ray.json"))
     options = parser.parse_args()
+    load = round(os.getloadavg()[0], 1)  # of others, before anything here runs
     os.environ |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -67,7 +68,7 @@ def main() -> None:
             three["processor_seconds"] += watch.processor_seconds()
             found = {
                 "experiment": "ray",
-                "environment": {**environment(), "cores": len(os.sched_getaffinity(0))},
+                "environment": {**environment(), "cores": len(os.sched_getaffinity(0)), "load": load},
                 "rows": options.rows,
                 "columns": COLUMNS,
                 "training_rows": TRAINING,

@@ -96,9 +96,9 @@ def _on_easy_classes(every: Sequence[Difference]) -> list[str]:
     mean = paired(harms)
     return [
         f"- On easy classes ({EASY:g} % of test rows right before, or more: {len(harms)} cases) the NLL rises in "
-        f"{rises}, by {show(Number(mean.mean, mean.error), 3, sign=True)} nats on average over all of them: there doubt that is "
-        "kept, by a last layer or by distance, costs likelihood on rows that are right, and the guard lets it cost up "
-        f"to {LIMITS['nll']:g} nats of held-out rows."
+        f"{rises}, by {show(Number(mean.mean, mean.error), 3, sign=True)} nats on average over all of them: there "
+        "doubt that is kept, by a last layer or by distance, costs likelihood on rows that are right, and the guard "
+        f"lets it cost up to {LIMITS['nll']:g} nats of held-out rows."
     ]
 
 

@@ -16,6 +16,7 @@ from dapcal.files import write_text
 
 MACHINES, CORES, GIB = 32, 64, 512  # EC2 m7i.32xlarge: 128 vCPUs are 64 cores
 ROWS, POINTS = 10**9, 10**8
+BUSY = 0.5  # load average from which others used a machine
 ROOM = 0.8  # of a machine's memory that models may take
 _NAMES = {
     "rows": "rows",
@@ -62,7 +63,7 @@ def _slopes(found: dict[str, Any]) -> str:
 
 def _nodes(found: dict[str, Any] | None) -> str:
     if found is None:
-        return "It has not been run yet on a machine that nobody else used."
+        return "It has not been run yet."
     one, three, index = found["one_process"], found["three_nodes"], found["index"]
     rows = found["rows"]
     peaks = ", ".join(f"{peak:,.0f}" for peak in found["node_peak_mib"])
@@ -77,11 +78,17 @@ def _nodes(found: dict[str, Any] | None) -> str:
     bits = "to the last bit" if index["same_bits"] else "not to the last bit"
     words = (
         f"{rows:,} rows of {found['columns']} columns from a Parquet file, on a machine of "
-        f"{found['environment']['cores']} cores that others used too; {same} are written, and shards answer as one "
-        f"index, {bits}. Time over that of one process with the same cores: {found['overhead_seconds']:.2f}; processor "
-        f"time: {found['overhead_processor']:.2f}, the start of the workers included."
+        f"{found['environment']['cores']} cores{_others(found['environment'])}; {same} are written, and shards "
+        f"answer as one index, {bits}. Time over that of one process with the same cores: {found['overhead_seconds']:.2f}; "
+        f"processor time: {found['overhead_processor']:.2f}, the start of the workers included."
     )
     return f"{words}\n\n{table(['', 'one process', 'three nodes'], cells)}"
+
+
+def _others(environment: dict[str, Any]) -> str:
+    """That others used the machine, where the file says how many processes waited before the run began."""
+    load = environment.get("load", 0.0)
+    return f" that others used too (load average {load:.1f} at the start)" if load >= BUSY else ""
 
 
 def _estimate(found: dict[str, Any]) -> str:
@@ -94,14 +101,21 @@ def _estimate(found: dict[str, Any]) -> str:
     seconds = ROWS * (start + slope * POINTS)
     model = bytes_each * POINTS / 2**30
     workers = max(1, int(ROOM * GIB / model))
-    hours = seconds / (MACHINES * CORES) / 3600
-    without = ROWS * (start + slope * 10**5) / (MACHINES * CORES) / 60
+    core_hours, cores = seconds / 3600, MACHINES * CORES
+    without = ROWS * (start + slope * 10**5) / cores / 60
+    largest = max(points)
+    told = [
+        f"- This extrapolates: at most {largest:,} training points were measured, and {POINTS:,} are "
+        f"{POINTS / largest:,.0f} times as many. Nothing says that the line stays one so far out."
+    ]
     return "\n".join(
         [
+            *(told if largest < POINTS else []),
             f"- A row costs {start * 1e6:.3g} µs + {power(slope * 1e6)} µs for every training point: "
-            f"{start + slope * POINTS:.3g} s of a core.",
-            f"- All of them: {seconds:.2g} core seconds, {hours:,.0f} hours on {MACHINES * CORES:,} cores. With 10⁵ of "
-            f"the training points {without:,.1f} minutes.",
+            f"{start + slope * POINTS:.2g} s of a core.",
+            f"- All of them: {core_hours:,.0f} core hours, {core_hours / 24 / 365:.2g} years of one core, "
+            f"{core_hours / cores / 24:.2g} days on the {cores:,} cores of the {MACHINES} machines. With 10⁵ of the "
+            f"training points {without:,.1f} minutes there.",
             f"- A training point takes {bytes_each:,.0f} bytes of the file, so a worker needs {model:,.0f} GiB and "
             f"a machine has room for {workers}: start Ray there with `OMP_NUM_THREADS={max(1, CORES // workers)} ray "
             f"start --num-cpus={workers} …`, so that {workers} workers use {CORES} cores.",
