@@ -195,6 +195,21 @@ def test_gap_cells(tmp_path: Path):
     assert "“Untuned”" not in text
 
 
+def test_of_several_seeds_the_gap_has_errors_over_seeds(tmp_path: Path):
+    data = gap()
+    del data["seed"]
+    data["seeds"] = [0, 1]
+    data["splits"] = [copy.deepcopy(one) | {"seed": seed} for seed in (0, 1) for one in data["splits"]]
+    for one in data["splits"][6:]:
+        one["rows"]["VI"]["log_likelihood"] += 1.0
+    text = results_page(folder(tmp_path, uci_gap=data)).text
+    assert line(text, "uci-gap")[2] == "0, 1"
+    assert "Errors are over 2 seeds, of their means over the splits." in text
+    # means over splits −3 and −2: error 0.5
+    assert line(text, "VI", "<summary>Test log-likelihood")[1] == "−2.50 ± 0.50 (−3.18 ± 0.19)"
+    assert "boston (3 splits)" in text
+
+
 def test_gap_rows_that_need_words_get_them(tmp_path: Path):
     data = gap()
     data["settings"]["untuned_learning_rate"] = 0.01

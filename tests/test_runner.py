@@ -426,7 +426,7 @@ def test_an_option_that_is_not_heeded_is_refused(tmp_path: Path):
     assert result.stderr.strip() == "posteriors has no option --seeds; it has --seed."
     result = dapcal("reproduce", "uci-gap", "--device", "cpu", "--out", tmp_path / "out")
     assert result.exit_code == 2
-    assert result.stderr.strip() == "uci-gap has no option --device; it has --seed, --jobs."
+    assert result.stderr.strip() == "uci-gap has no option --device; it has --seed, --seeds, --jobs."
     assert not (tmp_path / "out").exists()
 
 

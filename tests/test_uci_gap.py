@@ -6,6 +6,7 @@ import multiprocessing
 
 import pytest
 import torch
+from scipy import stats
 
 from dapcal.experiments import parallel
 from dapcal.experiments.datasets import Table
@@ -162,18 +163,40 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(tmp_path, monkeypatch):
     lines = []
     first = run_plan(PLAN, Run(work=tmp_path, say=lines.append)).numbers
     assert len(lines) == 3
-    assert lines[0].startswith("waves 0: VI ")
+    assert lines[0].startswith("waves 0, seed 0: VI ")
     assert first["summary"]["waves, without constant columns"]["MAP"]["splits"] == 2
-    kept = tmp_path / "waves-0.json"
+    kept = tmp_path / "seed-0-waves-0.json"
     kept.write_text(kept.read_text().replace('"column": "a"', '"column": "kept"'))
-    (tmp_path / "waves-1.json").unlink()
-    (tmp_path / "waves-2.json").unlink()
-    (tmp_path / "waves-2.safetensors").unlink()
+    (tmp_path / "seed-0-waves-1.json").unlink()
+    (tmp_path / "seed-0-waves-2.json").unlink()
+    (tmp_path / "seed-0-waves-2.safetensors").unlink()
     second = run_plan(PLAN, Run(work=tmp_path, jobs=2)).numbers
     assert second["splits"][0]["column"] == "kept"
     assert json.dumps(second["summary"]) == json.dumps(first["summary"])
     assert json.dumps(second["splits"][1:]) == json.dumps(first["splits"][1:])
     assert not list(tmp_path.glob(".*"))
+
+
+def test_of_several_seeds_errors_are_over_their_means_over_splits():
+    values = {0: (-4.0, -2.0, -3.0), 1: (-8.0, -6.0, -1.0), 2: (-1.0, 0.0, -2.0)}
+    records = [record("a", False, alone, -1.0 - seed) | {"seed": seed} for seed, own in values.items() for alone in own]
+    found = summarise(records)["a"]
+    means = [-3.0, -5.0, -1.0]
+    expected = {"mean": -3.0, "error": stats.sem(means), "median": -2.0}
+    assert found["VI"]["log_likelihood"] == pytest.approx(expected)
+    assert found["VI"]["splits"] == 3
+    gains = [-1 + 3, -2 + 5, -3 + 1]
+    expected = {"mean": 1.0, "error": stats.sem(gains), "median": 1.0}
+    assert found["VI + ours"]["log_likelihood_gain"] == pytest.approx(expected)
+
+
+def test_several_seeds_stand_in_one_file_and_each_is_that_of_a_run_of_its_own(tmp_path):
+    both = run_plan(PLAN, Run(work=tmp_path, seed=3, seeds=2)).numbers
+    assert both["seeds"] == [3, 4]
+    assert [(one["seed"], one["split"]) for one in both["splits"]] == [(s, k) for s in (3, 4) for k in range(3)]
+    alone = run_plan(PLAN, Run(work=tmp_path / "alone", seed=4)).numbers
+    assert json.dumps(both["splits"][3:]) == json.dumps(alone["splits"])
+    assert json.dumps(both["splits"][:3]) != json.dumps(alone["splits"])
 
 
 def test_the_experiment_names_what_the_paper_published():

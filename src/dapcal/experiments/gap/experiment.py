@@ -19,14 +19,19 @@ from dapcal.files import complete_or_absent, remove_parts, write_text
 
 
 class Unit(NamedTuple):
-    """Some splits of a data set: what is trained together."""
+    """Some splits of a data set under one seed: what is trained together."""
 
     table: str
     splits: tuple[int, ...]
+    seed: int
 
     def networks(self, work: Path) -> Path:
         """Where the trained networks go."""
-        return work / f"{self.table}-{self.splits[0]}.safetensors"
+        return work / f"seed-{self.seed}-{self.table}-{self.splits[0]}.safetensors"
+
+    def record(self, split: int, work: Path) -> Path:
+        """Where the numbers of one split go."""
+        return work / f"seed-{self.seed}-{self.table}-{split}.json"
 
 
 def run(this: Run) -> Outcome:
@@ -40,15 +45,16 @@ def run_plan(plan: Plan, this: Run) -> Outcome:
     this.work.mkdir(parents=True, exist_ok=True)
     remove_parts(this.work)
     counts = {name: len(plan.load(name).splits) for name in plan.tables}
+    seeds = list(range(this.seed, this.seed + (this.seeds or 1)))
     units = [
-        Unit(name, tuple(range(first, min(first + plan.together, count))))
-        for name, count in counts.items() for first in range(0, count, plan.together)
+        Unit(name, tuple(range(first, min(first + plan.together, count))), seed)
+        for seed in seeds for name, count in counts.items() for first in range(0, count, plan.together)
     ]  # fmt: skip
     records = _records(plan, this, units)
     return Outcome(
         {
             "experiment": "uci-gap",
-            "seed": this.seed,
+            "seeds": seeds,
             "environment": environment(),
             "settings": plan.settings,
             "published": UCI_GAP,
@@ -65,44 +71,45 @@ def _records(plan: Plan, this: Run, units: list[Unit]) -> list[dict[str, Any]]:
     total, done = sum(len(unit.splits) for unit in units), 0
     with processes(this.jobs, this.elsewhere) as submit:
         trainings = {
-            submit(_train, plan, unit, this.seed, this.work): unit
-            for unit in sorted(units, key=lambda unit: -len(plan.load(unit.table).x))
+            submit(_train, plan, unit, this.work): unit
+            for unit in sorted(units, key=lambda unit: (unit.seed, -len(plan.load(unit.table).x)))
         }
         calls = list(trainings)
         for finished in looks(calls):
             for call in finished:
                 if call in trainings:
                     unit = trainings[call]
-                    calls += [submit(_evaluate, plan, unit, own, this.seed, this.work) for own in unit.splits]
+                    calls += [submit(_evaluate, plan, unit, own, this.work) for own in unit.splits]
                     continue
                 done += 1
                 this.say(call.result())
                 this.progress("splits", done, total)
-    return [json.loads(_record_of(unit, own, this.work).read_text()) for unit in units for own in unit.splits]
+    return [json.loads(unit.record(own, this.work).read_text()) for unit in units for own in unit.splits]
 
 
 @one_thread()
-def _train(plan: Plan, unit: Unit, seed: int, work: Path) -> str:
+def _train(plan: Plan, unit: Unit, work: Path) -> str:
     path = unit.networks(work)
     if path.exists():
         return f"{path.name}: taken over"
     table = plan.load(unit.table)
-    splits = [prepare(plan, table, split, seed) for split in unit.splits]
-    networks = train(plan, splits, unit.splits, seed)
+    splits = [prepare(plan, table, split, unit.seed) for split in unit.splits]
+    networks = train(plan, splits, unit.splits, unit.seed)
     with complete_or_absent(path) as part:
         save_file({name: value.contiguous() for name, value in networks.items()}, part)
     return f"{path.name}: trained"
 
 
 @one_thread()
-def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
-    path = _record_of(unit, split, work)
+def _evaluate(plan: Plan, unit: Unit, split: int, work: Path) -> str:
+    path, seed = unit.record(split, work), unit.seed
     if not path.exists():
         table = plan.load(unit.table)
         place = unit.splits.index(split)
         networks = {name: value[place] for name, value in load_file(unit.networks(work)).items()}
         record = {
             "table": unit.table,
+            "seed": seed,
             "split": split,
             "column": table.columns[split],
             "constant": bool((table.x[:, split] == table.x[0, split]).all()),
@@ -111,11 +118,7 @@ def _evaluate(plan: Plan, unit: Unit, split: int, seed: int, work: Path) -> str:
         write_text(path, json.dumps(record) + "\n")
     rows = json.loads(path.read_text())["rows"]
     shown = ", ".join(f"{name} {rows[name]['log_likelihood']:.2f}" for name in ("VI", "VI + paper", "VI + ours"))
-    return f"{unit.table} {split}: {shown}"
-
-
-def _record_of(unit: Unit, split: int, work: Path) -> Path:
-    return work / f"{unit.table}-{split}.json"
+    return f"{unit.table} {split}, seed {seed}: {shown}"
 
 
 EXPERIMENT = Experiment(
@@ -124,6 +127,6 @@ EXPERIMENT = Experiment(
     "feature and are asked about the middle. A 50-50 ReLU network with a standard-normal prior and one noise level; "
     "learning rate and epochs by held-out log-likelihood; test log-likelihood in the target's units.",
     run=run,
-    options=("jobs",),
+    options=("seeds", "jobs"),
     settings=Plan().settings,
 )

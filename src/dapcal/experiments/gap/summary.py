@@ -1,4 +1,4 @@
-"""Means, standard errors and medians over gap splits, and differences to the posterior alone, from records alone."""
+"""Means, standard errors and medians over gap splits and seeds, and differences to the posterior alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Summary = dict[str, dict[str, Any]]
 def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Summary]:
     """For every data set and row: each metric over its splits, and paired differences to the row's posterior alone.
 
-    A data set with constant columns, whose splits are arbitrary, also appears without them.
+    A data set with constant columns, whose splits are arbitrary, also appears without them. Errors are over splits
+    where there is one seed; else over seeds, of their means over splits.
 
     Args:
-        records: one for each split, with "table", "constant" (whether its column is constant) and "rows".
+        records: one for each split and seed, with "table", "seed" (older ones without), "constant" (whether its column
+            is constant) and "rows".
     """
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
@@ -27,7 +29,7 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Summary]:
     for table, own in list(parts.items()):
         if any(record["constant"] for record in own):
             parts[f"{table}, without constant columns"] = [record for record in own if not record["constant"]]
-    return {name: _over_splits([record["rows"] for record in own]) for name, own in parts.items()}
+    return {name: _over_records(own) for name, own in parts.items()}
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -49,14 +51,26 @@ def base_of(row: str) -> str:
     return row.partition(" + ")[0]
 
 
-def _over_splits(splits: Sequence[Mapping[str, Mapping[str, Any]]]) -> Summary:
+def _over_records(records: Sequence[Mapping[str, Any]]) -> Summary:
+    splits = [record["rows"] for record in records]
+    seeds = [record.get("seed", 0) for record in records]
     summary: Summary = {}
     for row in splits[0]:
         known = [metric for metric in METRICS if all(metric in split[row] for split in splits)]
-        summary[row] = {"splits": len(splits)} | {
-            metric: spread([split[row][metric] for split in splits]) for metric in known
+        summary[row] = {"splits": len(splits) // len(set(seeds))} | {
+            metric: _over_seeds([split[row][metric] for split in splits], seeds) for metric in known
         }
         if base_of(row) != row:
             gains = [split[row]["log_likelihood"] - split[base_of(row)]["log_likelihood"] for split in splits]
-            summary[row]["log_likelihood_gain"] = spread(gains)
+            summary[row]["log_likelihood_gain"] = _over_seeds(gains, seeds)
     return summary
+
+
+def _over_seeds(values: Sequence[float], seeds: Sequence[int]) -> dict[str, float]:
+    """As `spread` of one seed; of several mean and error of the seeds' means, and the median of all values."""
+    by_seed: dict[int, list[float]] = {}
+    for seed, value in zip(seeds, values, strict=True):
+        by_seed.setdefault(seed, []).append(value)
+    if len(by_seed) == 1:
+        return spread(values)
+    return spread([statistics.fmean(own) for own in by_seed.values()]) | {"median": statistics.median(values)}

@@ -111,7 +111,7 @@ def rows_of(results: ImageResults, source: Source) -> dict[str, Row]:
 
 @dataclass(frozen=True, eq=False)
 class GapResults:
-    """The file of the UCI gap experiment: one record for each split."""
+    """The file of the UCI gap experiment: one record for each split and seed."""
 
     source: Source
     splits: Sequence[Mapping[str, Any]]
@@ -122,7 +122,7 @@ class GapResults:
         return tuple(dict.fromkeys(record["table"] for record in self.splits))
 
     def values(self, table: str, row: str, metric: str) -> list[float]:
-        """A metric of one row in every split of a data set that has it."""
+        """A metric of one row in every split of a data set that has it, under every seed."""
         rows = [record["rows"][row] for record in self.splits if record["table"] == table and row in record["rows"]]
         return [row[metric] for row in rows if metric in row]
 
@@ -134,7 +134,7 @@ def read_gap(folder: Path) -> GapResults | None:
         names = ", ".join(path.name for path, _ in files)
         raise ValueError(f"Expected one file of uci-gap, got {names}; remove all but one")
     for path, data in files:
-        source = Source(path.name, (data["seed"],), data["environment"], data["settings"])
+        source = Source(path.name, tuple(data.get("seeds", [data.get("seed")])), data["environment"], data["settings"])
         return GapResults(source, data["splits"])
     return None
 

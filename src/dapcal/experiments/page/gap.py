@@ -47,6 +47,8 @@ def _setup(results: GapResults) -> str:
         f"{settings['draws']} draws, ensembles of {settings['members']}. VI starts from the MAP network, “from "
         f"scratch” it does not; “paper's grid” has the paper's learning rates alone ({papers})."
     )
+    if len(results.source.seeds) > 1:
+        text += f" Errors are over {len(results.source.seeds)} seeds, of their means over the splits."
     return text + _about_untuned(results, epochs.split()[-1])
 
 

@@ -141,8 +141,9 @@ def _file(drawing: Drawing) -> str:
 
 
 _CONVENTIONS = f"""\
-- Numbers are mean ± standard error, over seeds (images) or over splits (UCI gap, one seed). A seed draws the held-out
-  images, the initial weights, the batches and the posterior draws; a single seed has no error.
+- Numbers are mean ± standard error, over seeds (images; UCI gap where it was run under several) or over splits (UCI
+  gap under one seed). A seed draws what is held out, the initial weights, the batches and the posterior draws; a
+  single seed of images has no error.
 - AUROC, AUCPR and FPR95 are in per cent, OOD images are the positive class, the in-distribution test set is the
   negative one. FPR95 is the share of test images that are flagged where 95 % of the OOD images are.
 - Numbers in brackets are the paper's. {UP} (ours is higher) and {DOWN} (ours is lower) mark a difference to the paper
