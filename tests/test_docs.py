@@ -56,7 +56,7 @@ WANTS_DATA = ("data.md",)
 MOST_NOT_RUN = 12
 
 FENCE = re.compile(r"(?:^<!-- (?P<marker>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<code>.*?)^```$", re.M | re.S)
-NUMBER = re.compile(r"[-−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+NUMBER = re.compile(r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 class Block(NamedTuple):
@@ -204,19 +204,23 @@ def words(text: str) -> list[str]:
 
 
 def same_digits(expected: str, got: str) -> bool:
-    """Whether two numbers are one number, rounded; those without a point are counts, which have no rounding."""
-    one, other = (Decimal(text.replace("−", "-")) for text in (expected, got))
-    if "." not in expected + got:
+    """Whether two numbers are one number, rounded, on any processor; those of few digits without a point are counts.
+
+    Processors add in other orders, so that a network which is trained ends a little elsewhere: two units of the last
+    of at most four digits are let pass.
+    """
+    one, other = (Decimal(text.replace("−", "-").replace(",", "")) for text in (expected, got))
+    if "." not in expected + got and "," not in expected:
         return one == other
     unit = Decimal(1).scaleb(min(one.as_tuple().exponent, other.as_tuple().exponent))
-    return abs(one - other) <= unit
+    return abs(one - other) <= 2 * max(unit, Decimal(1).scaleb(one.adjusted() - 3))
 
 
 def test_shown_output_is_compared():
     shown = Block(DOCS / "page.md", 1, "text", "accuracy 0.97 of 300\n", "")
     check_printed(shown, "accuracy  0.97 of 300\n")
     check_printed(shown, "accuracy 0.98 of 300\n")
-    for wrong in ("0.97 in 300", "0.95 of 300", "0.97 of 301", "0.97 of 300.2", "0.97"):
+    for wrong in ("0.97 in 300", "0.94 of 300", "0.97 of 301", "0.97 of 300.4", "0.97"):
         with pytest.raises(AssertionError):
             check_printed(shown, f"accuracy {wrong}\n")
 
@@ -226,11 +230,16 @@ def test_shown_output_is_compared():
     [
         ("1.0", "0.99", True),  # 1.00 with its last zero left out
         ("1.0", "0.9", True),
-        ("1.0", "0.98", False),
+        ("1.0", "0.97", False),
         ("−0.50", "-0.51", True),
-        ("0.01", "-0.01", False),
+        ("0.01", "-0.02", False),
         ("1.876e+04", "1.877e+04", True),
-        ("1.876e+04", "1.878e+04", False),
+        ("1.876e+04", "1.879e+04", False),
+        ("16,458", "16,477", True),
+        ("16,458", "16,480", False),
+        ("16,458", "26,458", False),
+        ("0.3752943", "0.375105", True),
+        ("0.3752943", "0.375505", False),
         ("4.8e-06", "4.8e-05", False),
         ("99", "100", False),
     ],

@@ -321,8 +321,11 @@ def test_models_that_do_not_vectorise_give_the_same(structure):
     one, two = (
         laplace.fit(Branching(v).double(), Gaussian(0.4), train, structure=STRUCTURES[structure]) for v in (True, False)
     )
-    torch.testing.assert_close(two.draws, one.draws)
-    torch.testing.assert_close(two.outputs(x), one.outputs(x))
+    if structure == "diagonal":
+        torch.testing.assert_close(two.draws, one.draws)
+    else:  # its draws turn with eigenvectors, whose signs are free
+        torch.testing.assert_close(two.gaussian.mean, one.gaussian.mean)
+        torch.testing.assert_close(two.gaussian.covariance, one.gaussian.covariance)
     d = torch.linspace(0, 3, 6)
     torch.testing.assert_close(two.moments(x, True).moved(d), one.moments(x, True).moved(d))
 

@@ -9,6 +9,7 @@ from torch import nn
 from dapcal.data import Labelled
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.posteriors import ensemble
+from dapcal.posteriors._training import batched
 
 OPTIONS = {"epochs": 30, "batch_size": 16, "learning_rate": 0.03, "prior_scale": 2.0}
 
@@ -49,6 +50,34 @@ def test_ensembles_side_by_side_are_those_of_each_data_set_alone(kind, likelihoo
         )
         stopped.add(len(epochs) < 2 * OPTIONS["epochs"])
     assert (True in stopped) == (patience is not None), "patience ends early somewhere, so that it is tested"
+
+
+def test_large_networks_are_trained_in_groups_and_learn_the_same(monkeypatch):
+    train, held_out = sets("numbers", 53, 0), sets("numbers", 20, 1)
+    weights = [torch.rand(53, generator=torch.Generator().manual_seed(place)) for place in range(3)]
+    groups, told = [], list[tuple[int, int]]()
+    whole = batched.train
+
+    def trained(runs, *given, **options):
+        groups.append(len(runs))
+        return whole(runs, *given, **options)
+
+    monkeypatch.setattr(batched, "train", trained)
+
+    def fit():
+        own = lambda done, total: told.append((done, total))  # noqa: E731
+        return ensemble.fit_each(
+            make(1), Gaussian(), train, held_out, members=2, row_weights=weights, progress=own, **OPTIONS
+        )
+
+    expected = fit()
+    told.clear()
+    monkeypatch.setattr(ensemble, "TOGETHER", 5 * 87)  # two ensembles of two networks have 4 × 87
+    for one, two in zip(expected, fit(), strict=True):
+        torch.testing.assert_close(two.draws, one.draws, atol=1e-4, rtol=1e-4)
+    assert groups == [6, 4, 2]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (30, 30)
 
 
 def test_dropout_is_on_while_training_and_off_while_watching():

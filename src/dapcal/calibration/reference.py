@@ -11,12 +11,14 @@ narrowed towards the network, until it is not: far from the data φ makes up for
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import is_dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from dapcal.amounts import amount
 from dapcal.calibration.in_domain import scaled, scaled_where_it_helps, with_likelihood
 from dapcal.data import Labelled
 from dapcal.ensembles import base_ensemble, read_by
@@ -88,7 +90,7 @@ def choose_reference(
     elif scaling is None and guard is not None and is_dataclass(posterior):
         posterior = with_likelihood(posterior, scaled_where_it_helps(see, given, chooses.y))
     if posterior.likelihood != given:
-        notes.append(f"calibrated in the domain: {posterior.likelihood} in place of {given}")
+        notes.append(f"calibrated in the domain: {_told(posterior.likelihood)} in place of {_told(given)}")
     log_prob = posterior.likelihood.log_prob(see(posterior.likelihood), chooses.y)
     network = alone(posterior)
     if network is None or guard is None:
@@ -152,3 +154,8 @@ def worse(before: Tensor, after: Tensor, tolerance: float) -> bool:
 def _log_prob(posterior: Posterior, data: Labelled, drawn: bool) -> Tensor:
     base = read_by(posterior, data.x, drawn)(posterior.likelihood)
     return posterior.likelihood.log_prob(base, data.y.to(base.outputs.device))
+
+
+def _told(likelihood: Likelihood) -> str:
+    """A likelihood with numbers of three digits."""
+    return re.sub(r"\d+\.\d{4,}(e[-+]?\d+)?", lambda number: amount(float(number[0]), 3), str(likelihood))

@@ -21,6 +21,10 @@ from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
 from dapcal.progress import Bar
 
+TOGETHER = (
+    2**20
+)  # weights trained side by side, about; what does not fit a processor's cache waits for memory at each step
+
 
 def fit(
     make: Callable[[], nn.Module],
@@ -100,7 +104,9 @@ def fit_each(
     row_weights: Sequence[Tensor] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
 ) -> list[NetworkPosterior]:
-    """An ensemble for each of several training sets, all networks side by side: what `fit` gives for one, but faster.
+    """An ensemble for each of several training sets, networks side by side: what `fit` gives for one, but faster.
+
+    Large networks are trained side by side in groups of ensembles (up to rounding and the masks of dropout the same).
 
     Args:
         make: returns a new network, a chain of linear layers and elementwise functions; called under a member's seed.
@@ -119,27 +125,42 @@ def fit_each(
         row_weights: of the rows of every training set.
         progress: told how many epochs of how many are done.
     """
-    seeds = [(place, (seed + place) * members + m) for place in range(len(train)) for m in range(members)]
-    learnt = batched.train(
-        [batched.Run(place, _made(make, own), own) for place, own in seeds],
-        likelihood,
-        train,
-        held_out,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        prior_scale=prior_scale,
-        patience=patience,
-        last=last,
-        row_weights=row_weights,
-        progress=progress,
-    )
-    model, found = make(), []
-    for first in range(0, len(seeds), members):
-        own = slice(first, first + members)
-        stacked = learnt.layout.unflatten(learnt.weights[own])
-        found.append(samples.from_stacked(model, pooled(learnt.likelihoods[own]), stacked))
+    model = make()
+    size = members * sum(parameter.numel() for parameter in model.parameters())
+    together = max(TOGETHER // max(size, 1), 1)
+    found = []
+    for first in range(0, len(train), together):
+        group = slice(first, min(first + together, len(train)))
+        places = range(group.start, group.stop)
+        seeds = [(place - first, (seed + place) * members + m) for place in places for m in range(members)]
+        learnt = batched.train(
+            [batched.Run(place, _made(make, own), own) for place, own in seeds],
+            likelihood,
+            train[group],
+            held_out and held_out[group],
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            prior_scale=prior_scale,
+            patience=patience,
+            last=last,
+            row_weights=row_weights and row_weights[group],
+            progress=_within(progress, group, len(train)),
+        )
+        for start in range(0, len(seeds), members):
+            own = slice(start, start + members)
+            stacked = learnt.layout.unflatten(learnt.weights[own])
+            found.append(samples.from_stacked(model, pooled(learnt.likelihoods[own]), stacked))
     return found
+
+
+def _within(progress: Callable[[int, int], None], group: slice, count: int) -> Callable[[int, int], None]:
+    """Tell of a group of ensembles what it is of all."""
+
+    def tell(done: int, total: int) -> None:
+        progress((group.start * total + (group.stop - group.start) * done) // count, total)
+
+    return tell
 
 
 def of(models: Sequence[nn.Module], likelihood: Likelihood) -> NetworkPosterior:

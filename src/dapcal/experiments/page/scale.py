@@ -78,9 +78,10 @@ def _nodes(found: dict[str, Any] | None) -> str:
     bits = "to the last bit" if index["same_bits"] else "not to the last bit"
     words = (
         f"{rows:,} rows of {found['columns']} columns from a Parquet file, on a machine of "
-        f"{found['environment']['cores']} cores{_others(found['environment'])}; {same} are written, and shards "
-        f"answer as one index, {bits}. Time over that of one process with the same cores: {found['overhead_seconds']:.2f}; "
-        f"processor time: {found['overhead_processor']:.2f}, the start of the workers included."
+        f"{found['environment']['cores']} cores{_others(found['environment'])}; {same} are written, and "
+        f"shards answer as one index, {bits}. Time over that of one process with the same cores: "
+        f"{found['overhead_seconds']:.2f}; processor time: {found['overhead_processor']:.2f}, "
+        "the start of the workers included."
     )
     return f"{words}\n\n{table(['', 'one process', 'three nodes'], cells)}"
 
