@@ -80,3 +80,12 @@ def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, mon
     assert record["kind"]["seed"] == 5
     assert len(record["commits"]) == 1
     assert "torch" in record["environment"]
+
+
+def test_pieces_at_a_time_are_counted_together(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(torture, "PARTS", (torture.Part("numerics", 4, 4, 2),))
+    monkeypatch.setattr(sys, "argv", ["torture", "--jobs", "2", "--state", str(tmp_path / "state.json")])
+    with pytest.raises(SystemExit) as ended:
+        torture.main()
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["in", "all", "4", "0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from load_time import in_a_process, made
+from load_time import WIDTH, in_a_process, made
 
 from dapcal.experiments.performance import Limit, Row
 
@@ -18,7 +18,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
     size = 2**26 if small else 2**31
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.dap"
-        made(size, path)
+        made(size // (4 * WIDTH), path)
         found = [[in_a_process("one", str(path), way) for way in ("mapped", "read")] for _ in range(repeats)]
     name = f"an artefact of {size / 2**30:g} GiB"
 

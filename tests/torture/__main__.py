@@ -1,7 +1,7 @@
 """`make torture`: every part in pieces, each with a seed of its own; an interrupted run goes on with the next piece.
 
 Run: PYTHONPATH=tests python -m torture [--quick] [--seed N] [--state build/torture.json] [--parts kills,service]
-     [--out results/torture.json]
+     [--out results/torture.json] [--jobs 2]
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import importlib.util
 import json
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,26 +68,42 @@ def main() -> None:
     for part in chosen:
         if importlib.util.find_spec(f"torture.{part.name}") is None:
             print(f"{part.name}: there is no such file, so nothing of it is tried", flush=True)
-            continue
-        run = importlib.import_module(f"torture.{part.name}").run
-        pieces = part.pieces(options.quick)
-        for number, count in enumerate(pieces):
-            if state.has(part.name, number):
-                continue
-            seed, started = options.seed + number, time.monotonic()
-            print(f"{part.name} {number + 1} of {len(pieces)}: {count}, seed {seed}", flush=True)
-            tried, failed = run(count, seed)
-            for line in failed[:SHOWN]:
-                print(f"  FAILED (seed {seed}) {line}", flush=True)
-            seconds = time.monotonic() - started
-            print(f"  {tried:,} tried, {len(failed)} failed, {seconds:.0f} s", flush=True)
-            state.add(part.name, number, Piece(tried, len(failed), round(seconds), commit()))
+    asked = [
+        (part.name, number, count, options.seed + number)
+        for part in chosen
+        if importlib.util.find_spec(f"torture.{part.name}")
+        for number, count in enumerate(part.pieces(options.quick))
+        if not state.has(part.name, number)
+    ]
+    for name, number, piece, told in all_of(asked, options.jobs):
+        print(told, flush=True)
+        state.add(name, number, piece)
     table, failed_in_all = state.table([part.name for part in chosen])
     if options.out:
         write_text(options.out, json.dumps(state.record() | {"environment": environment()}, indent=1) + "\n")
     state.path.unlink(missing_ok=True)  # all is done: the next run begins anew
     print(table)
     sys.exit(failed_in_all > 0)
+
+
+def all_of(asked: list[tuple[str, int, int, int]], jobs: int) -> Iterator[tuple[str, int, Piece, str]]:
+    """Pieces as they end: one after the other here, or some at a time."""
+    if jobs == 1:
+        yield from (tried(*one) for one in asked)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(tried, *one) for one in asked]):
+            yield done.result()
+
+
+def tried(name: str, number: int, count: int, seed: int) -> tuple[str, int, Piece, str]:
+    """One piece of a part, in a process of its own, and what is said of it."""
+    started, of = time.monotonic(), commit()
+    attempts, failed = importlib.import_module(f"torture.{name}").run(count, seed)
+    seconds = round(time.monotonic() - started)
+    told = [f"{name}: {count}, seed {seed}", *(f"  FAILED (seed {seed}) {line}" for line in failed[:SHOWN])]
+    told.append(f"  {attempts:,} tried, {len(failed)} failed, {seconds:,} s")
+    return name, number, Piece(attempts, len(failed), seconds, of), "\n".join(told)
 
 
 def arguments() -> argparse.Namespace:
@@ -94,6 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--state", type=Path, default=Path("build/torture.json"), help="what is done so far")
     parser.add_argument("--out", type=Path, help="a result file: tried, failed and seconds of every part")
     parser.add_argument("--parts", help="some of them, with commas between")
+    parser.add_argument("--jobs", type=int, default=1, help="pieces at a time, each in a process of its own")
     return parser.parse_args()
 
 

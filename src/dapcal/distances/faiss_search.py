@@ -1,7 +1,8 @@
-"""Where faiss finds neighbours sooner than torch does, if it is installed: single queries, and wide points.
+"""Where faiss finds neighbours sooner than torch does, if it is installed: single queries.
 
-Measured on a CPU: a few queries cost it least by far; points of `WIDE` numbers and more are a tenth faster in its
-matrix products; anything else is up to five times slower than the minima over groups of `dapcal.distances.products`.
+Measured on a CPU: a few queries cost it least by far. Of many it takes as long as the minima over groups of
+`dapcal.distances.products` at best, where there are thousands of them among wide points, and up to eight times as long
+where there are tens or hundreds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 FEW = 8  # queries whose distances are computed directly, by one thread
-WIDE = 256  # numbers of a point
 _MOST = 2**22  # numbers to be compared with a few queries; more are worth all threads
 
 

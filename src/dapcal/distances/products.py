@@ -13,11 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from dapcal.distances.faiss_search import WIDE, searched, suits
 
 GROUP = 8  # points whose smallest product stands for all
 MANY = 16  # neighbours from which groups would make too many candidates
@@ -77,16 +74,12 @@ class Products:
 
     def candidates(self, queries: Tensor, count: int, k: int) -> Candidates:
         """The members of the `count` best groups; k says how many neighbours are wanted."""
-        total, size = len(self.points), 1 if k > MANY or self._array is not None else GROUP
+        total, size = len(self.points), 1 if k > MANY else GROUP
         if count >= -(-total // size):
             everything = torch.arange(total, device=queries.device).expand(len(queries), total)
             return Candidates(everything, queries.new_full((len(queries),), torch.inf))
-        if self._array is None:
-            found = self.groups(queries, count + 1, size)
-            return Candidates(members(found.indices[:, :count], size), found.bounds[:, -1], found.squares)
-        shifted = queries if self.shift is None else queries - self.shift
-        squared, best = searched(self._array, shifted.contiguous(), count + 1, torch.get_num_threads())
-        return Candidates(best[:, :count].sort(1).values, squared[:, -1], (shifted**2).sum(1))
+        found = self.groups(queries, count + 1, size)
+        return Candidates(members(found.indices[:, :count], size), found.bounds[:, -1], found.squares)
 
     def groups(self, queries: Tensor, count: int, size: int = GROUP) -> Groups:
         """The `count` best groups of so many points."""
@@ -163,12 +156,6 @@ class Products:
         if self.shift is None:
             return self.points
         return self.points - self.shift if 4 * self.points.nbytes <= self.memory else None
-
-    @cached_property
-    def _array(self) -> np.ndarray | None:
-        """Wide points as faiss takes them, which multiplies these sooner."""
-        wide = self.points.shape[1] >= WIDE and self._shifted is not None and suits(self._shifted)
-        return self._shifted.numpy() if wide and self._shifted is not None else None
 
     @cached_property
     def _lengths(self) -> Tensor:

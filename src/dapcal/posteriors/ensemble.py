@@ -191,7 +191,7 @@ def of(models: Sequence[nn.Module], likelihood: Likelihood) -> NetworkPosterior:
 def pooled(likelihoods: Sequence[Likelihood]) -> Likelihood:
     """One likelihood for all members: noise levels by their root mean square, else the mean of what was learnt.
 
-    >>> pooled([Gaussian(1.0), Gaussian(7.0)]).noise
+    >>> round(pooled([Gaussian(1.0), Gaussian(7.0)]).noise, 4)
     5.0
     """
     first = likelihoods[0]
