@@ -7,23 +7,16 @@ Run: PYTHONPATH=tests python -m torture [--quick] [--seed N] [--state build/tort
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from dapcal.experiments.checkout import commit
 from dapcal.experiments.records import environment
 from dapcal.files import write_text
-
-SHOWN = 20  # failures of one piece
+from torture.pieces import Piece, all_of
 
 
 @dataclass(frozen=True)
@@ -86,26 +79,6 @@ def main() -> None:
     sys.exit(failed_in_all > 0)
 
 
-def all_of(asked: list[tuple[str, int, int, int]], jobs: int) -> Iterator[tuple[str, int, Piece, str]]:
-    """Pieces as they end: one after the other here, or some at a time."""
-    if jobs == 1:
-        yield from (tried(*one) for one in asked)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        for done in as_completed([pool.submit(tried, *one) for one in asked]):
-            yield done.result()
-
-
-def tried(name: str, number: int, count: int, seed: int) -> tuple[str, int, Piece, str]:
-    """One piece of a part, in a process of its own, and what is said of it."""
-    started, of = time.monotonic(), commit()
-    attempts, failed = importlib.import_module(f"torture.{name}").run(count, seed)
-    seconds = round(time.monotonic() - started)
-    told = [f"{name}: {count}, seed {seed}", *(f"  FAILED (seed {seed}) {line}" for line in failed[:SHOWN])]
-    told.append(f"  {attempts:,} tried, {len(failed)} failed, {seconds:,} s")
-    return name, number, Piece(attempts, len(failed), seconds, of), "\n".join(told)
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of it")
@@ -115,15 +88,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", help="some of them, with commas between")
     parser.add_argument("--jobs", type=int, default=1, help="pieces at a time, each in a process of its own")
     return parser.parse_args()
-
-
-class Piece(NamedTuple):
-    """What one call tried."""
-
-    tried: int
-    failed: int
-    seconds: int
-    commit: str
 
 
 class State:
