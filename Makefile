@@ -1,6 +1,7 @@
 # Two commands for a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV := .venv
+JOBS ?= 2
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
@@ -28,7 +29,7 @@ test-lowest: $(LOWEST_STAMP)  # the suite with the lowest versions that pyprojec
 	$(LOWEST)/bin/pytest -n auto --dist worksteal -W ignore::DeprecationWarning  # of old versions, by their own needs
 
 torture: $(STAMP)  # 90 minutes of damage, kills and floods, QUICK=1: 15; goes on where it was interrupted
-	PYTHONPATH=tests $(VENV)/bin/python -m torture $(if $(QUICK),--quick,--out results/torture.json) --state build/torture.json
+	PYTHONPATH=tests $(VENV)/bin/python -m torture $(if $(QUICK),--quick --out build/torture.json,--out results/torture.json) --jobs $(JOBS)
 
 wheel: $(STAMP)  # sdist, wheel, and what they were tested with, into dist/
 	rm -rf dist

@@ -22,6 +22,7 @@ def test_the_tables_show_what_was_run_and_what_was_not(tmp_path: Path):
     torture = {
         "kind": {"quick": False, "seed": 3},
         "commits": ["0123456789ab"],
+        "missing": {"nodes": [20, 50]},
         "parts": {
             "kills": {"tried": 1100, "failed": 0, "seconds": 3600},
             "nodes": {"tried": 60, "failed": 2, "seconds": 60},
@@ -45,6 +46,7 @@ def test_the_tables_show_what_was_run_and_what_was_not(tmp_path: Path):
     assert rows["in all"].endswith("| 1,160 | 2 | 61 |")
     assert "All of it, seeds from 3" in found
     assert "0123456789ab" in found
+    assert "Not tried yet:** nodes 20 of 50" in found
     assert "| 2,000 | 42.0 | 6.0 | 1.25 |" in found
     assert "4 times the columns take 4.2 times as long to fit and 1.5 times to predict" in found
 

@@ -63,28 +63,32 @@ def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "torture.some", SimpleNamespace(run=run, __spec__=torture.__spec__))
     monkeypatch.setattr(torture, "PARTS", (torture.Part("some", 25, 5, 10),))
     out = tmp_path / "results.json"
-    told = ["torture", "--seed", "5", "--state", str(tmp_path / "state.json"), "--out", str(out)]
+    told = ["torture", "--seed", "5", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", told)
     with pytest.raises(KeyboardInterrupt):
         torture.main()
-    done = json.loads((tmp_path / "state.json").read_text())["done"]["some"]
-    assert {number: piece[:2] for number, piece in done.items()} == {"0": [10, 0], "1": [10, 0]}
+    found = json.loads(out.read_text())
+    assert {number: piece[:2] for number, piece in found["pieces"]["some"].items()} == {"0": [10, 0], "1": [10, 0]}
+    assert found["missing"] == {"some": [5, 25]}
     with pytest.raises(SystemExit) as ended:
         torture.main()
     assert calls == [(10, 5), (10, 6), (5, 7)]
     assert ended.value.code == 1
     assert capsys.readouterr().out.splitlines()[-1].split() == ["in", "all", "25", "1"]
-    assert not (tmp_path / "state.json").exists()
     record = json.loads(out.read_text())
     assert record["parts"] == {"some": {"tried": 25, "failed": 1, "seconds": 0}}
+    assert record["missing"] == {}
     assert record["kind"]["seed"] == 5
     assert len(record["commits"]) == 1
     assert "torch" in record["environment"]
+    with pytest.raises(SystemExit):
+        torture.main()  # all was done, so it begins anew
+    assert calls[3:] == calls[:3]
 
 
 def test_pieces_at_a_time_are_counted_together(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(torture, "PARTS", (torture.Part("numerics", 4, 4, 2),))
-    monkeypatch.setattr(sys, "argv", ["torture", "--jobs", "2", "--state", str(tmp_path / "state.json")])
+    monkeypatch.setattr(sys, "argv", ["torture", "--jobs", "2", "--out", str(tmp_path / "found.json")])
     with pytest.raises(SystemExit) as ended:
         torture.main()
     assert ended.value.code == 0

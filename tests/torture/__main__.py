@@ -1,13 +1,12 @@
 """`make torture`: every part in pieces, each with a seed of its own; an interrupted run goes on with the next piece.
 
-Run: PYTHONPATH=tests python -m torture [--quick] [--seed N] [--state build/torture.json] [--parts kills,service]
-     [--out results/torture.json] [--jobs 2]
+Run: PYTHONPATH=tests python -m torture [--quick] [--seed N] [--out results/torture.json] [--parts kills,service]
+     [--jobs 2]
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from dataclasses import dataclass
@@ -57,24 +56,22 @@ PARTS = (
 def main() -> None:
     options = arguments()
     chosen = [part for part in PARTS if options.parts is None or part.name in options.parts.split(",")]
-    state = State(options.state, {"quick": options.quick, "seed": options.seed, "parts": [p.name for p in chosen]})
-    for part in chosen:
-        if importlib.util.find_spec(f"torture.{part.name}") is None:
-            print(f"{part.name}: there is no such file, so nothing of it is tried", flush=True)
+    record = Record(options.out, {"quick": options.quick, "seed": options.seed})
     asked = [
         (part.name, number, count, options.seed + number)
         for part in chosen
-        if importlib.util.find_spec(f"torture.{part.name}")
         for number, count in enumerate(part.pieces(options.quick))
-        if not state.has(part.name, number)
     ]
-    for name, number, piece, told in all_of(asked, options.jobs):
+    left = [one for one in asked if not record.has(*one[:2])]
+    if not left:  # all is done, so it begins anew
+        record.forget([part.name for part in chosen])
+        left = asked
+    elif len(left) < len(asked):
+        print(f"going on with {options.out}", flush=True)
+    for name, number, piece, told in all_of(left, options.jobs):
         print(told, flush=True)
-        state.add(name, number, piece)
-    table, failed_in_all = state.table([part.name for part in chosen])
-    if options.out:
-        write_text(options.out, json.dumps(state.record() | {"environment": environment()}, indent=1) + "\n")
-    state.path.unlink(missing_ok=True)  # all is done: the next run begins anew
+        record.add(name, number, piece)
+    table, failed_in_all = record.table([part.name for part in chosen])
     print(table)
     sys.exit(failed_in_all > 0)
 
@@ -83,46 +80,49 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a tenth of it")
     parser.add_argument("--seed", type=int, default=0, help="of the first piece of every part")
-    parser.add_argument("--state", type=Path, default=Path("build/torture.json"), help="what is done so far")
-    parser.add_argument("--out", type=Path, help="a result file: tried, failed and seconds of every part")
+    parser.add_argument("--out", type=Path, default=Path("build/torture.json"), help="what is done so far, and found")
     parser.add_argument("--parts", help="some of them, with commas between")
     parser.add_argument("--jobs", type=int, default=1, help="pieces at a time, each in a process of its own")
     return parser.parse_args()
 
 
-class State:
-    """What is done so far, in a file that the next run of the same kind goes on from."""
+class Record:
+    """The result file: every piece that is done, which the next run of the same kind goes on from, and their sums."""
 
     def __init__(self, path: Path, kind: dict[str, object]) -> None:
         self.path, self.kind = path, kind
         self.done: dict[str, dict[str, Piece]] = {}
-        if path.exists():
-            found = json.loads(path.read_text())
-            if found["kind"] == kind:
-                self.done = {
-                    part: {number: Piece(*one) for number, one in pieces.items()}
-                    for part, pieces in found["done"].items()
-                }
-                print(f"going on with {path}")
+        found = json.loads(path.read_text()) if path.exists() else {}
+        if found.get("kind") == kind:
+            self.done = {
+                part: {number: Piece(*one) for number, one in pieces.items()}
+                for part, pieces in found["pieces"].items()
+            }
 
     def has(self, part: str, number: int) -> bool:
         return str(number) in self.done.get(part, {})
 
+    def forget(self, parts: list[str]) -> None:
+        self.done = {part: pieces for part, pieces in self.done.items() if part not in parts}
+
     def add(self, part: str, number: int, piece: Piece) -> None:
         self.done.setdefault(part, {})[str(number)] = piece
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text(json.dumps({"kind": self.kind, "done": self.done}))
-        fresh.replace(self.path)
+        write_text(self.path, json.dumps(self.found(), indent=1) + "\n")
 
-    def record(self) -> dict[str, Any]:
-        """For a result file: the kind of run, its commits, and the sums of every part."""
+    def found(self) -> dict[str, Any]:
+        """What the file holds: pieces, their sums by part, their commits, and how much of each part is missing."""
+        sums, missing = {}, {}
+        for part in PARTS:
+            pieces, counts = self.done.get(part.name, {}), part.pieces(bool(self.kind["quick"]))
+            if pieces:
+                fields = Piece._fields[:3]
+                sums[part.name] = {name: sum(getattr(one, name) for one in pieces.values()) for name in fields}
+            if left := sum(count for number, count in enumerate(counts) if str(number) not in pieces):
+                missing[part.name] = [left, sum(counts)]
         commits = sorted({piece.commit for pieces in self.done.values() for piece in pieces.values()})
-        parts = {
-            part: {name: sum(getattr(piece, name) for piece in pieces.values()) for name in Piece._fields[:3]}
-            for part, pieces in self.done.items()
-        }
-        return {"kind": self.kind, "commits": commits, "parts": parts}
+        found = {"kind": self.kind, "commits": commits, "parts": sums, "missing": missing, "pieces": self.done}
+        return found | {"environment": environment()}
 
     def table(self, parts: list[str]) -> tuple[str, int]:
         """Tried and failed of every part and in all; and the last number."""

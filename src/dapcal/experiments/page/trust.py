@@ -52,6 +52,9 @@ def torture_table(found: dict[str, Any]) -> str:
         f"{'A tenth of it' if kind['quick'] else 'All of it'}, seeds from {kind['seed']}, on {environment['device']}, "
         f"Python {environment['python']}, torch {environment['torch']}; made from {', '.join(found['commits'])}."
     )
+    if found["missing"]:
+        missing = ", ".join(f"{name} {left:,} of {count:,}" for name, (left, count) in found["missing"].items())
+        told += f" **Not tried yet:** {missing}; `make torture` goes on with these."
     return "\n".join([*lines, "", told])
 
 
