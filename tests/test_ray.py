@@ -276,8 +276,12 @@ def driver(folder: Path, out: Path, address: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(call, env={**os.environ, **SETTINGS}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def finished_blocks(out: Path) -> int:
+    return len(list(out.with_name(f"{out.name}.parts").glob("*.arrow")))
+
+
 def first_block(out: Path, process: subprocess.Popen[bytes]) -> None:
-    while not list(out.with_name(f"{out.name}.parts").glob("*.arrow")):
+    while not finished_blocks(out):
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         time.sleep(0.02)
 
@@ -289,7 +293,10 @@ def test_driver_and_node_killed_and_begun_again(nodes: Nodes, folder: Path, tmp_
     begun.kill()
     begun.communicate()
     assert not out.exists()
+    finished = finished_blocks(out)
     again = driver(folder, out, nodes.address)
+    while finished_blocks(out) == finished and again.poll() is None:  # a node that has its share of the rows
+        time.sleep(0.02)
     nodes.kill()
     said, errors = again.communicate(timeout=240)
     assert again.returncode == 0, errors

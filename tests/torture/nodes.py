@@ -45,11 +45,13 @@ def run(count: int, seed: int) -> tuple[int, list[str]]:
         seconds = time.monotonic() - started
         for _ in range(count):
             suffix, victim = draws.choice(("csv", "parquet")), draws.choice(VICTIMS)
-            one_round(folder, f"out.{suffix}", nodes, victim, draws.uniform(0, seconds), tally)
+            one_round(folder, f"out.{suffix}", nodes, victim, draws.uniform(0, seconds), draws, tally)
     return tally.tried, tally.failed
 
 
-def one_round(folder: Path, name: str, nodes: Nodes, victim: str, moment: float, tally: Tally) -> None:
+def one_round(
+    folder: Path, name: str, nodes: Nodes, victim: str, moment: float, draws: random.Random, tally: Tally
+) -> None:
     """One kill, and a driver that ends, the same or another one."""
     out = folder / name
     out.unlink(missing_ok=True)
@@ -60,8 +62,11 @@ def one_round(folder: Path, name: str, nodes: Nodes, victim: str, moment: float,
     if victim == "a node":
         nodes.kill()
     elif victim == "a worker":
-        for worker in workers()[:1]:
-            os.kill(worker, signal.SIGKILL)
+        while not (found := workers()) and process.poll() is None:  # a kill too early would meet none
+            time.sleep(0.05)
+        if found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(draws.choice(found), signal.SIGKILL)
     else:
         process.kill()
         process.wait()
