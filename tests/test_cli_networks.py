@@ -515,7 +515,27 @@ def test_one_class_or_classes_beyond_the_outputs_are_refused():
     np.savez("four.npz", x=x, y=y + 1)
     assert "between 0 and 2" in refused(*given("images", train="four.npz"))
     np.savez("known.npz", x=x, y=np.minimum(y, 1))
-    assert "never in `train`" in refused(*given("images", train="known.npz"))
+    assert "never in `train`" in refused(*given("images", train="known.npz", task="classification"))
+
+
+def test_what_targets_leave_in_doubt_is_asked_for():
+    """As `dapcal.calibrate` asks for a likelihood, `dapcal calibrate` asks for a task."""
+    x, y = images(60, 0)
+    two, rows = np.minimum(y, 1), np.eye(3)[y]
+    for name, targets, meant in (
+        ("zeros and ones", (Y > 0).astype(float), "which may be classes"),
+        ("one-hot", rows, "one-hot classes"),
+        ("a class that is missing", two, "2 different targets from 0 to 1"),
+    ):
+        inputs, kind = (X, "numbers") if len(targets) == len(X) else (x, "images")
+        np.savez("doubtful.npz", x=inputs, y=targets)
+        found = refused(*given(kind, train="doubtful.npz", held_out="doubtful.npz"))
+        assert meant in found, (name, found)
+        assert "name the task, --task classification" in found
+    x, y = images(60, 1)
+    np.savez("others.npz", x=x, y=np.minimum(y, 1))
+    ended = run(*given("images", train="doubtful.npz", held_out="others.npz", task="classification"))
+    assert ended.code == 0, ended
 
 
 @pytest.mark.parametrize("end", [0, 50, -3000, -100])

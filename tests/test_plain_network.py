@@ -203,6 +203,22 @@ def test_the_guard_counts_from_the_better_of_network_and_posterior():
     assert calibrated.curve.guard == pytest.approx(best + 0.01, abs=1e-6)
 
 
+def test_with_few_rows_too_the_guard_counts_from_the_better_one():
+    """Sixty rows hardly tell a network from its posterior, and still neither may be left behind."""
+    network, _, held_out = trained(3, hidden=64, drop=0.3)
+    network, posterior = network.eval(), dropout.wrap(network, Categorical(), draws=10)
+    draws, narrowed = torch.Generator().manual_seed(0), 0
+    for _ in range(40):
+        rows = torch.randperm(len(held_out[0]), generator=draws)[:60]
+        chooses = Labelled(held_out[0][rows], held_out[1][rows])
+        alone = Categorical().log_prob(base_ensemble(Categorical(), outputs_alone(network, chooses.x)[None]), chooses.y)
+        together = Categorical().log_prob(base_ensemble(Categorical(), posterior.outputs(chooses.x)), chooses.y)
+        found = choose_reference(posterior, chooses, drawn=False, scaling=False, guard=0.01)
+        assert float(found.log_prob.mean()) == pytest.approx(max(alone.mean().item(), together.mean().item()), abs=1e-6)
+        narrowed += found.share < 1
+    assert narrowed > 0, "no case is one"
+
+
 def logits(n, temperature, classes=3, seed=0):
     """Outputs that are too sure by a known temperature, and labels that follow the right probabilities."""
     generator = torch.Generator().manual_seed(seed)

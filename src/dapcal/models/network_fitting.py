@@ -16,7 +16,13 @@ from dapcal.data import Labelled, check_inputs, gather, split
 from dapcal.likelihoods import Likelihood
 from dapcal.models import network as kept
 from dapcal.models.network import NetworkModel, on_device
-from dapcal.models.network_posteriors import guessed_task, likelihood_of, outputs_at, posterior_of
+from dapcal.models.network_posteriors import (
+    guessed_task,
+    likelihood_of,
+    outputs_at,
+    posterior_of,
+    refuse_doubtful,
+)
 from dapcal.models.tokens import check_tokens
 from dapcal.progress import Stages
 
@@ -65,10 +71,12 @@ def fit(
     check_inputs(held_out.x, "held_out", like=train.x)
     for name, x in (("held_out", held_out.x), *(() if ood is None else (("ood", ood),))):
         check_tokens(networks[0], x, name)
-    task = task or guessed_task(train.y)
+    is_named, task = task is not None, task or guessed_task(train.y)
     if task == "regression":
         train, held_out = (Labelled(data.x, data.y.to(one.dtype)) for data in (train, held_out))
     likelihood = likelihood_of(networks, train, task)
+    if not is_named:
+        refuse_doubtful(networks[0], train)
     names = _class_names(classes, likelihood, one.shape[1])
     train, held_out = (
         Labelled(data.x, likelihood.check(one.expand(len(data.x), -1), data.y)) for data in (train, held_out)

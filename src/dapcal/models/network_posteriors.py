@@ -87,6 +87,17 @@ def guessed_task(y: Tensor) -> str:
     return "multi-label" if is_binary and not bool((y.sum(1) == 1).all()) else "classification"
 
 
+def refuse_doubtful(network: nn.Module, train: Labelled) -> None:
+    """Targets and outputs that `dapcal.calibrate` asks about, too: `guessed_task` looks at the type of targets alone."""
+    try:
+        plain.kind_of(outputs_at(network, train.x[:_BATCH]), train.y)
+    except ValueError as error:
+        raise ValueError(
+            f"Targets and outputs do not say what they are, so name the task, --task {', '.join(TASKS[:-1])} or "
+            f"{TASKS[-1]} ({str(error).replace('Expected `likelihood`: ', '')})"
+        ) from error
+
+
 def outputs_at(network: nn.Module, x: Tensor) -> Tensor:
     """Outputs (N, C) of a network in evaluation mode; inputs that it cannot take are refused."""
     try:

@@ -92,8 +92,14 @@ def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
     every output, labels (`MultiLabel`); fractions are targets of a `Gaussian` whose noise level is that of the training
     residuals.
     """
-    outputs = outputs_at(network, train.x[:2])
-    width, y = outputs.shape[1], train.y
+    outputs = outputs_at(network, train.x[:_BATCH])
+    found = kind_of(outputs, train.y)
+    return Gaussian(residual_noise([network], train, outputs.shape[1])) if isinstance(found, Gaussian) else found
+
+
+def kind_of(outputs: Tensor, y: Tensor) -> Likelihood:
+    """The likelihood for outputs (N, C) of some inputs and all targets, a Gaussian one without its noise level."""
+    width = outputs.shape[1]
     if y.is_complex():
         raise ValueError(
             f"Expected numbers as targets, got {y.dtype}; give their real and imaginary parts as two targets"
@@ -104,18 +110,17 @@ def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
             f"PerPlace(Categorical(), places={tuple(y.shape[1:])}), for numbers flatten them, y.flatten(1)"
         )
     if y.is_floating_point():
-        return _of_fractions(network, train, width)
+        return _of_fractions(y, width)
     if y.ndim > 1 and y.shape[1] != 1:
         likelihood: Likelihood = _of_labels(y, width)
-        refuse_sigmoids(outputs_at(network, train.x[:_BATCH]))
+        refuse_sigmoids(outputs)
     else:
         likelihood = _of_classes(y, width)
     refuse_probabilities(outputs)
     return likelihood
 
 
-def _of_fractions(network: nn.Module, train: Labelled, width: int) -> Likelihood:
-    y = train.y
+def _of_fractions(y: Tensor, width: int) -> Gaussian:
     targets = y.shape[1] if y.ndim > 1 else 1
     if width != targets:
         raise ValueError(
@@ -123,7 +128,7 @@ def _of_fractions(network: nn.Module, train: Labelled, width: int) -> Likelihood
             "number(s) an input. For noise that depends on the input give NoiseHead(); quantiles become a location and "
             "a noise by FromQuantiles(network, levels); classes are whole numbers (y.long())"
         )
-    if bool((y == y.round()).all()) and len(y.unique()) <= 2:
+    if bool((y == y.round()).all()) and len(y.unique()) == 2:
         meant, kind = ("labels", "MultiLabel()") if targets > 1 else ("classes", "Bernoulli()")
         if targets > 1 and bool((y.sum(1) == 1).all()):
             meant, kind = "one-hot classes", "Categorical() with y.argmax(1)"
@@ -131,7 +136,7 @@ def _of_fractions(network: nn.Module, train: Labelled, width: int) -> Likelihood
             f"Expected `likelihood`: the targets are two whole numbers stored as fractions, which may be {meant} or "
             f"numbers; give {kind} or Gaussian()"
         )
-    return Gaussian(residual_noise([network], train, width))
+    return Gaussian()
 
 
 def _of_labels(y: Tensor, width: int) -> MultiLabel:
