@@ -33,7 +33,7 @@ from dapcal.experiments.records import environment
 NODES = 3
 COLUMNS = 20
 TRAINING = 2000
-STORE = 200 * 2**20  # bytes of a node's object store
+STORE = 512 * 2**20  # bytes of a node's object store
 TICK = os.sysconf("SC_CLK_TCK")
 
 

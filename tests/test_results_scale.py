@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dapcal.experiments.page.scale import _estimate, _nodes, read, scale_page
+from dapcal.experiments.page.scale import _estimate, nodes, read, scale_page
 
 ROOT = Path(__file__).parent.parent
 SCALE, RAY = read(ROOT / "results")
@@ -72,4 +72,4 @@ def test_others_on_the_machine_are_told_of_where_the_file_says_so(known, words):
         "overhead_processor": 1.0,
         "environment": {"cores": 4, **known},
     }
-    assert words in _nodes(found)
+    assert words in nodes(found)

@@ -267,6 +267,14 @@ def test_a_run_goes_on_and_its_work_is_removed(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["two.json"]
 
 
+@pytest.mark.parametrize("there", ["what was there before", "[]", '{"unfinished": 3}', "\x00\x01"])
+def test_what_stood_in_place_of_a_result_is_written_over(there, tmp_path: Path):
+    run = interrupted(tmp_path)
+    (tmp_path / "two.json").write_text(there)
+    outcome = run_and_write("two", TWO, tmp_path, run)
+    assert json.loads((tmp_path / "two.json").read_text()) == outcome.numbers
+
+
 def test_other_unfinished_work_is_left_alone(tmp_path: Path):
     run = interrupted(tmp_path)
     other = tmp_path / "unfinished" / "three" / "settings.json"

@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dapcal.experiments.records import environment, short, with_leaves
 from dapcal.experiments.runner import as_json
 from dapcal.files import write_text
@@ -38,7 +40,12 @@ PEERS = ("laplace-torch", "faiss-cpu", "scikit-learn", "pytorch-ood", "mapie", "
 
 def main() -> None:
     options = _options()
-    settings = {"commit": commit(), "repeats": options.repeats, "small": options.small}
+    settings = {
+        "commit": commit(),
+        "repeats": options.repeats,
+        "small": options.small,
+        "on": f"{_processor()}, torch {torch.__version__}",
+    }
     options.answers.mkdir(parents=True, exist_ok=True)
     asked, failed = options.only or QUESTIONS, []
     for number, name in enumerate(asked, 1):

@@ -12,6 +12,7 @@ from dapcal.experiments.performance import Limit, Row
 __all__ = ["rows"]
 
 READ = "the same file, read whole"
+NO_COPY = 50.0  # MB, beside the file's pages
 
 
 def rows(repeats: int, small: bool) -> list[Row]:
@@ -29,6 +30,6 @@ def rows(repeats: int, small: bool) -> list[Row]:
     megabytes = {"unit": "MB", "scale": 1e-6}
     return [
         row("load", "load_seconds", "s", 1.0, Limit(1.0, "ours")),
-        row("anonymous memory of loading", "load_anonymous_bytes", limit=Limit(1.0), **megabytes),
+        row("anonymous memory of loading", "load_anonymous_bytes", limit=Limit(NO_COPY, "ours"), **megabytes),
         row("first prediction from", "first_query_seconds", "s", 1.0, None, "every block is checked at its first read"),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -100,6 +101,16 @@ def environment(device: str = "cpu") -> dict[str, str]:
         "device": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else device,
         "commit": commit(),
     }
+
+
+def unfinished(path: Path) -> dict[str, Any]:
+    """A result file that another run may go on with; empty where there is none, or something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # whatever it is, the run writes over it
+        return {}
+    is_one = isinstance(found, dict) and found.get("unfinished") and {"settings", "environment"} <= set(found)
+    return found if is_one else {}
 
 
 def curve_numbers(curve: Curve) -> dict[str, Any]:

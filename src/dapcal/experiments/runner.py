@@ -8,13 +8,12 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dapcal import __version__
 from dapcal.experiments.checkout import NOT_RECORDED, commit
-from dapcal.experiments.records import Experiment, Outcome, Run
+from dapcal.experiments.records import Experiment, Outcome, Run, unfinished
 from dapcal.files import complete_or_absent, remove_parts, write_text
 
 
@@ -29,7 +28,7 @@ def run_and_write(name: str, experiment: Experiment, folder: Path, run: Run) -> 
     remove_parts(folder)
     run = replace(run, work=run.work / name, kept=folder / name)
     _check_device(run.device)
-    before = _unfinished(folder / f"{name}.json")
+    before = unfinished(folder / f"{name}.json")
     commits = _check_work(experiment, run)
     outcome = experiment.run(run)
     if before and before["settings"] == json.loads(json.dumps(outcome.numbers.get("settings"))):
@@ -71,12 +70,6 @@ def _check_device(device: str) -> None:
         raise ValueError(
             f"Expected a device that torch can use here, got {device}: {reason}; try --device cpu"
         ) from error
-
-
-def _unfinished(path: Path) -> dict[str, Any]:
-    """A result file that another run may go on with; empty without one."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found if found.get("unfinished") else {}
 
 
 def _check_work(experiment: Experiment, run: Run) -> list[str]:

@@ -88,7 +88,7 @@ def guessed_task(y: Tensor) -> str:
 
 
 def refuse_doubtful(network: nn.Module, train: Labelled) -> None:
-    """Targets and outputs that `dapcal.calibrate` asks about, too: `guessed_task` looks at the type of targets alone."""
+    """Targets and outputs that `dapcal.calibrate` asks about, too; `guessed_task` sees the targets' type alone."""
     try:
         plain.kind_of(outputs_at(network, train.x[:_BATCH]), train.y)
     except ValueError as error:

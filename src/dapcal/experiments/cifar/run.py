@@ -21,7 +21,7 @@ from dapcal.experiments.cifar.task import PhotoTask, plan, task_for
 from dapcal.experiments.cifar.training import Clock, OutOfTime
 from dapcal.experiments.images.measurement import make_row
 from dapcal.experiments.images.run import DRAWN, check_parts, read_rows, row_path
-from dapcal.experiments.records import Experiment, Outcome, Run, environment
+from dapcal.experiments.records import Experiment, Outcome, Run, environment, unfinished
 from dapcal.files import remove_parts, write_text
 
 
@@ -49,24 +49,24 @@ def run_task(name: str, task: PhotoTask, this: Run) -> Outcome:
             _make(unit, task, data, this, clock, total)
     except OutOfTime:
         this.say(f"{name}: the minutes are over; the same command goes on")
-    unfinished = [f"seed {unit.seed}: {row}" for unit in todo for row in _missing(unit, this.work)]
+    left = [f"seed {unit.seed}: {row}" for unit in todo for row in _missing(unit, this.work)]
     numbers = {
         "experiment": name,
         "seeds": list(range(this.seed, this.seed + task.members)),
         "environment": _made_on(todo, this),
         "settings": task.settings,
-        "unfinished": unfinished,
+        "unfinished": left,
         "parts": {row: method.part for row, method in known.items()},
         "main_scores": {row: method.score for row, method in known.items()},
         "runs": [_run_of(seed, todo, this) for seed in range(this.seed, this.seed + task.members)],
     }
-    return Outcome(numbers, [], unfinished=len(unfinished))
+    return Outcome(numbers, [], unfinished=len(left))
 
 
 def _take_over(result: Path, task: PhotoTask, this: Run) -> None:
     """Rows and records of an unfinished result file with the same settings, where the work folder has none."""
-    found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
-    if not found.get("unfinished") or found["settings"] != json.loads(json.dumps(task.settings)):
+    found = unfinished(result)
+    if not found or found["settings"] != json.loads(json.dumps(task.settings)):
         return
     for run in found["runs"]:
         folder = _folder(run["seed"], this.work)

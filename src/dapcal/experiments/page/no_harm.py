@@ -187,8 +187,8 @@ def _tables(found: dict[str, Any], every: Sequence[Difference]) -> list[str]:
         "Before: the entropy of a network or posterior, in regression its epistemic variance; one network with one "
         "noise level has no doubt that depends on the input, so its AUROC is 50 by definition. After: the OOD "
         "score. The NLL of outliers is there where they have targets (gaps), and is not part of the verdict. A table "
-        "ensemble is that of `dapcal fit` without trees and without a refit on all rows; before are its members with their "
-        "in-domain scaling, before distance.",
+        "ensemble is that of `dapcal fit` without trees and without a refit on all rows; before are its members with "
+        "their in-domain scaling, before distance.",
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Ten million training points, and a table of as many rows: what results/neighbors.json and large-table.json say."""
+"""Ten million training points, a table of as many rows, three nodes: results/{neighbors,large-table,ray}.json."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dapcal.experiments.page.cells import decimal, table
+from dapcal.experiments.page.scale import nodes
 
 MOST = 4.0  # GB of anonymous memory that fitting a table may take
 _STEPS = {  # of the file: its words
@@ -19,17 +20,22 @@ _STEPS = {  # of the file: its words
     "save": "saved",
     "load": "loaded",
 }
-_COMMANDS = {"neighbors": "python benchmarks/neighbors.py large", "large-table": "python benchmarks/large_table.py"}
+_COMMANDS = {
+    "neighbors": "python benchmarks/neighbors.py large",
+    "large-table": "python benchmarks/large_table.py --out results/large-table.json",
+    "ray": "python benchmarks/ray_predict.py",
+}
 
 
 def large(folder: Path) -> str:
     """Paragraphs and a table of what is there; of what is not the command that measures it."""
     index = (_found(folder, "neighbors") or {}).get("large")
-    fitted = _found(folder, "large-table")
+    fitted, ray = _found(folder, "large-table"), _found(folder, "ray")
     return "\n\n".join(
         [
             _index(index) if index else _not_yet("An index of ten million points", "neighbors"),
             _fitted(fitted) if fitted else _not_yet("A table of ten million rows", "large-table"),
+            f"**Three nodes of one CPU.** {nodes(ray)}" if ray else _not_yet("Rows on three nodes", "ray"),
         ]
     )
 
