@@ -290,3 +290,19 @@ def test_a_row_alone_is_answered_as_it_is_among_others(kind, request):
             assert found.tolist() == values.tolist(), name
         else:
             np.testing.assert_allclose(found.astype(float), values.astype(float), rtol=2e-3, atol=1e-5, err_msg=name)
+
+
+def test_levels_that_only_new_rows_have_are_not_flagged_more_often_than_is_said():
+    """Categories of many levels: a new row has now and then one that no row had, and so have the rows that judge."""
+    shares = []
+    for seed in range(8):
+        draws = np.random.default_rng(seed)
+        often = 1 / np.arange(1, 41) ** 1.2
+        columns = {f"c{i}": draws.choice(40, 1300, p=often / often.sum()).astype(str) for i in range(3)}
+        x = draws.normal(size=1300)
+        table = pa.table({**columns, "x": x, "y": x + 0.3 * draws.normal(size=1300)})
+        recipe = Recipe(hidden=(8,), epochs=3, members=2, fast=True, seed=seed, validation=0.4)
+        model = fit(table.slice(0, 300), "y", recipe=recipe)
+        found = model.predict(table.slice(300).drop_columns(["y"])).table["ood_p_value"].to_numpy()
+        shares.append(float((found <= 0.05 + 1e-9).mean()))
+    assert np.mean(shares) <= 0.05 + 3 * np.std(shares) / math.sqrt(len(shares))

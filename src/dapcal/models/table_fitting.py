@@ -19,7 +19,7 @@ from dapcal.progress import Stages
 from dapcal.recipes import Bounds, Recipe
 from dapcal.tables.coding import with_codes
 from dapcal.tables.column_space import column_space
-from dapcal.tables.encoder import fit_encoder
+from dapcal.tables.encoder import check_columns, fit_encoder
 from dapcal.tables.fitting import alike
 from dapcal.tables.targets import (
     Classes,
@@ -75,20 +75,21 @@ def fit(
         numbers: columns to learn even if they look as if they numbered the rows.
     """
     drop = (*drop, *([weight] if weight is not None and weight not in drop else []))
-    encoder = fit_encoder(table, target, drop, unusable, drop_unusable, numbers)
+    check_columns(table, target, drop, unusable, numbers)
     rows, left_out = with_target(table, target)
     rows, single = without_single(rows, target, task)
     guessed = guess(rows[target], target)
     goal = fit_target(rows[target], task, target)
     recipe = recipe or Recipe()
     y = goal.encode(rows[target], name=target)
-    plain_encoder = encoder
-    encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
+    train = recipes.training_places(y, recipe, isinstance(goal, Classes))
+    plain_encoder = fit_encoder(rows, target, drop, unusable, drop_unusable, numbers, train)
+    encoder, x = with_codes(plain_encoder, rows, y, recipe.seed, train)
     found = _logarithm(goal, x, rows[target], log, target, recipe.seed)
     if found is not None:
         goal, recipe = logarithmic(rows[target], found.smearing, target), replace(recipe, logarithms=True)
         y = goal.encode(rows[target], name=target)
-        encoder, x = with_codes(plain_encoder, rows, y, recipe.seed)
+        encoder, x = with_codes(plain_encoder, rows, y, recipe.seed, train)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     limits, told = _bounds(goal, y, bounds, target)
     spaces = (column_space(encoder),)

@@ -1,7 +1,7 @@
 """Recipes: networks and posteriors for tables, for those who do not want to choose them."""
 
 from dapcal.recipes.bounds import Bounds, Limits, in_network_unit, limits_of
-from dapcal.recipes.division import divide
+from dapcal.recipes.division import divide, training_places
 from dapcal.recipes.fitting import Fitted, fit
 from dapcal.recipes.intervals import few_judges
 from dapcal.recipes.logarithm import Logarithm, logarithm, may_be_logarithmic
@@ -31,4 +31,5 @@ __all__ = [
     "numbers_of",
     "size",
     "trained_on",
+    "training_places",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +36,13 @@ def places(y: Tensor, recipe: Recipe, classes: bool) -> tuple[Tensor, Tensor]:
             "class keeps a row to train on; merge rare classes, or bring more rows of them"
         )
     return order[~shares], order[shares]
+
+
+def training_places(y: Tensor, recipe: Recipe, classes: bool) -> np.ndarray | None:
+    """Which rows will train, ascending; None where too few rows are there to be divided, which `check_rows` refuses."""
+    if len(y) < FEWEST_ROWS:
+        return None
+    return places(y, recipe, classes)[0].sort().values.numpy()
 
 
 def _shares(y: Tensor, wanted: int) -> Tensor:

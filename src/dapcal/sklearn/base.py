@@ -16,7 +16,7 @@ from torch import Tensor
 from dapcal import recipes
 from dapcal.amounts import amount
 from dapcal.explain import Answer, Neighbours, explainer
-from dapcal.likelihoods import Likelihood
+from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.predictive import Prediction
 from dapcal.recipes import Bounds
 from dapcal.sklearn.explained import Neighbour, RowExplanation, explained_row
@@ -209,8 +209,9 @@ class DistanceAware(BaseEstimator):
 
             table = as_table(X)
             target = "y" + "_" * max(map(len, table.column_names))  # the name of no column
-            fitted_encoder = fit_encoder(table.append_column(target, [[0] * len(X)]), target)
-            self.encoder_, x = with_codes(fitted_encoder, table, y, recipe.seed)
+            train = recipes.training_places(y, recipe, isinstance(likelihood, ClassLikelihood))
+            fitted_encoder = fit_encoder(table.append_column(target, [[0] * len(X)]), target, places=train)
+            self.encoder_, x = with_codes(fitted_encoder, table, y, recipe.seed, train)
             evidence = (column_space(self.encoder_),)
             y = y.float() if y.is_floating_point() else y
         fitted = recipes.fit(x, y, likelihood, outputs, recipe, evidence=evidence, bounds=bounds)

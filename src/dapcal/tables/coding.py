@@ -3,7 +3,7 @@
     code of a level = Σ z/(n + STIFFNESS) over its n training rows, z the standardised target, of classes each in turn
 
 Levels of few rows are drawn to 0, the mean. A row whose own target is in its code would give it away, so training rows
-have codes from the folds that they are not in; new rows have those of all training rows.
+have codes from the folds that they are not in; held-out and new rows have those of all training rows.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ STIFFNESS = 10.0  # rows of the mean target that a level has beside its own
 MOST_CLASSES = 10  # that codes speak of, the most frequent ones
 
 
-def with_codes(encoder: Encoder, rows: pa.Table, y: Tensor, seed: int) -> tuple[Encoder, Tensor]:
-    """The encoder with codes in columns of more levels than can be told apart, and its training rows encoded, (N, P).
+def with_codes(
+    encoder: Encoder, rows: pa.Table, y: Tensor, seed: int, places: np.ndarray | None = None
+) -> tuple[Encoder, Tensor]:
+    """The encoder with codes in columns of more levels than can be told apart, and the rows encoded, (N, P).
 
     Args:
         encoder: fitted to the rows.
-        rows: training rows.
+        rows: training rows, and held-out ones.
         y: their targets, encoded: classes (N,), or numbers (N, 1).
         seed: of the folds.
+        places: of the training rows; by default all.
     """
     many = [column for column in encoder.columns if isinstance(column, Category) and column.rare]
     if not many:
         return encoder, encoder(rows).x
-    z = _standardised(y)
-    level = {column.name: _levels(column, rows) for column in many}
+    places = np.arange(len(rows)) if places is None else places
+    z = _standardised(y[torch.from_numpy(places)])
+    level = {column.name: _levels(column, rows)[places] for column in many}
     coded = {column.name: replace(column, codes=_codes(level[column.name], z, column)) for column in many}
     told = [f"column `{name}` also counts by what the target was in other rows with the same level" for name in coded]
     columns: tuple[Column, ...] = tuple(coded.get(column.name, column) for column in encoder.columns)
@@ -50,7 +54,7 @@ def with_codes(encoder: Encoder, rows: pa.Table, y: Tensor, seed: int) -> tuple[
             part, own = x[:, start + column.indicators : start + column.width], level[column.name]
             for number in range(FOLDS):
                 others, inside = fold != number, (fold == number) & (own >= 0)
-                part[inside] = np.array(_codes(own[others], z[others], column), np.float32)[own[inside]]
+                part[places[inside]] = np.array(_codes(own[others], z[others], column), np.float32)[own[inside]]
         start += column.width
     return found, torch.from_numpy(x)
 

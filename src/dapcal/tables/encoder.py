@@ -29,6 +29,7 @@ def fit_encoder(
     unusable: Mapping[str, str] | None = None,
     drop_unusable: bool = False,
     numbers: Sequence[str] = (),
+    places: np.ndarray | None = None,
 ) -> Encoder:
     """Learn from the training rows how every column but the target is encoded.
 
@@ -43,24 +44,20 @@ def fit_encoder(
         unusable: columns that are known to be so, and why (`dapcal.tables.files.read`).
         drop_unusable: leave out what would be refused, with a note.
         numbers: columns to learn even if they look as if they numbered the rows.
+        places: of the rows that say which levels there are and which cells may be missing; by default all. Held-out
+            rows that give p-values have to be as new to the columns as rows to come, some of which have levels of their
+            own.
     """
-    for name in (target, *drop, *numbers):
-        find(table, name)
-    if target in drop:
-        raise ValueError(f"Column `{target}` is the target and cannot be dropped")
-    if not len(table):
-        raise ValueError("Expected at least one training row, got none")
+    check_columns(table, target, drop, unusable, numbers)
     columns: list[Column] = []
     notes: list[str] = []
     dropped = list(drop)
     problems = {name: problem for name, problem in (unusable or {}).items() if name not in drop}
-    if target in problems:
-        raise ValueError(problems[target])
     for name in table.column_names:
         if name == target or name in drop or name in problems:
             continue
         try:
-            column, note = fit_column(table[name], name, name in numbers)
+            column, note = fit_column(table[name], name, name in numbers, places)
         except ValueError as error:
             problems[name] = str(error)
             continue
@@ -77,6 +74,20 @@ def fit_encoder(
     if not columns:
         raise ValueError(f"No column is left to predict `{target}` from; " + ("; ".join(notes) or "add one"))
     return Encoder(tuple(columns), target, tuple(dropped), tuple(notes))
+
+
+def check_columns(
+    table: pa.Table, target: str, drop: Sequence[str], unusable: Mapping[str, str] | None, numbers: Sequence[str]
+) -> None:
+    """That the columns that are named are there, the target can be one, and there are rows."""
+    for name in (target, *drop, *numbers):
+        find(table, name)
+    if target in drop:
+        raise ValueError(f"Column `{target}` is the target and cannot be dropped")
+    if not len(table):
+        raise ValueError("Expected at least one training row, got none")
+    if unusable and target in unusable:
+        raise ValueError(unusable[target])
 
 
 class Encoded(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from shlex import quote
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from dapcal.tables.columns import MAX_LEVELS, Category, Number
 from dapcal.tables.date_texts import are_dates, are_times
-from dapcal.tables.dates import Date, fit_date
+from dapcal.tables.dates import Date, days_of, fit_date
 from dapcal.tables.values import is_number, is_text, numbers, short, texts
 
 OPEN = 0.05  # chance that a new row has a new level, beyond which that is nothing unusual
@@ -26,21 +27,25 @@ _YEARS = 1800, 2100
 
 
 def fit_column(
-    values: pa.ChunkedArray, name: str, learnt: bool = False
+    values: pa.ChunkedArray, name: str, learnt: bool = False, places: np.ndarray | None = None
 ) -> tuple[Number | Category | Date | None, str | None]:
     """A fitted column, or None if it is of no use; and what there is to say about it.
 
     Args:
-        values: of the training rows.
+        values: of all rows, which say what kind of column it is, whether it is of use, and in which unit it is counted.
         name: of the column.
         learnt: whether numbers are learnt even if they look like ids.
+        places: of the rows that say which levels there are and whether a cell may be missing; by default all.
     """
+    seen = values if places is None else values.take(places)
+    if not len(seen.drop_null()):
+        return None, _no_values(name)
     if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
-        return fit_date(values, name) if len(values.drop_null()) else (None, f"column `{name}` has no values: left out")
+        return _fit_date(values, seen, name)
     if pa.types.is_temporal(values.type):
         raise ValueError(_time_advice(name))
     if is_number(values.type):
-        return _fit_number(values, name, learnt)
+        return _fit_number(values, seen, name, learnt)
     if is_text(values.type) or any(
         is_one(values.type) for is_one in (pa.types.is_dictionary, pa.types.is_boolean, pa.types.is_null)
     ):
@@ -48,8 +53,8 @@ def fit_column(
         if are_dates(text):
             if are_times(text):
                 raise ValueError(_time_advice(name))
-            return fit_date(values, name)
-        return _fit_category(text, name)
+            return _fit_date(values, seen, name)
+        return _fit_category(text, text if places is None else text.take(places), name)
     raise ValueError(
         f"Column `{name}` holds {values.type}, which is neither number nor text; leave it out with --drop {quote(name)}"
     )
@@ -105,11 +110,22 @@ def alike(levels: Sequence[str], where: str) -> str | None:
     return f"{where} holds {', '.join(map(repr, twins))}, which count as different; spell them alike if they are not"
 
 
-def _fit_number(values: pa.ChunkedArray, name: str, learnt: bool) -> tuple[Number | None, str | None]:
+def _no_values(name: str) -> str:
+    return f"column `{name}` has no values: left out"
+
+
+def _fit_date(values: pa.ChunkedArray, seen: pa.ChunkedArray, name: str) -> tuple[Date, str | None]:
+    date, note = fit_date(values, name)
+    return replace(date, missing=bool(np.isnan(days_of(seen, name, date.order)).any())), note
+
+
+def _fit_number(
+    values: pa.ChunkedArray, seen: pa.ChunkedArray, name: str, learnt: bool
+) -> tuple[Number | None, str | None]:
     all_values = numbers(values, name)
     present = all_values[~np.isnan(all_values)]
     if not len(present):
-        return None, f"column `{name}` has no values: left out"
+        return None, _no_values(name)
     center, deviation = mean_and_deviation(present, name)
     note = None
     if not deviation and len(present) == len(all_values) > 1:
@@ -123,15 +139,12 @@ def _fit_number(values: pa.ChunkedArray, name: str, learnt: bool) -> tuple[Numbe
             f"column `{name}` is one more from row to row: if it only names them, leave it out with --drop "
             f"{quote(name)}, or every new row will look far from the training data"
         )
-    return Number(name, center, deviation or 1.0, missing=len(present) < len(all_values)), note
+    return Number(name, center, deviation or 1.0, missing=bool(np.isnan(numbers(seen, name)).any())), note
 
 
-def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, str | None]:
+def _fit_category(text: pa.ChunkedArray, seen: pa.ChunkedArray, name: str) -> tuple[Category | None, str | None]:
     present = text.drop_null()
-    if not len(present):
-        return None, f"column `{name}` has no values: left out"
-    counts = sorted((-n["counts"], n["values"]) for n in pc.value_counts(present).to_pylist())
-    distinct = len(counts)
+    distinct = len(present.unique())
     if distinct > max(10, len(present) / 2) and pc.mean(pc.count_substring(present, " ")).as_py() >= 3:
         raise ValueError(
             f"Column `{name}` holds free text ({distinct:,} different texts in {len(present):,} rows); make numbers or "
@@ -139,22 +152,26 @@ def _fit_category(text: pa.ChunkedArray, name: str) -> tuple[Category | None, st
         )
     if distinct == len(present) > 10:
         return None, f"column `{name}` is different in every row, so it names rows: left out"
+    known = seen.drop_null()
+    if not len(known):
+        return None, _no_values(name)
+    rows = {n["values"]: n["counts"] for n in pc.value_counts(known).to_pylist()}
+    counts = sorted((-n["counts"], n["values"]) for n in pc.value_counts(present).to_pylist() if n["values"] in rows)
     levels = [level for _, level in counts]
     note = _constant(name, levels[0]) if distinct == 1 and len(present) == len(text) > 1 else None
-    once = sum(n == -1 for n, _ in counts)
-    is_open = once >= MANY_ONCE and once > OPEN * len(
-        present
-    )  # Good and Turing: a new row is new with chance once/rows
-    apart = min(sum(-n >= FEWEST for n, _ in counts) if is_open else distinct, MAX_LEVELS)
+    once = sum(n == 1 for n in rows.values())
+    # Good and Turing: a new row is new with chance once/rows
+    is_open = once >= MANY_ONCE and once > OPEN * len(known)
+    apart = min(sum(n >= FEWEST for n in rows.values()) if is_open else len(levels), MAX_LEVELS)
     if not apart:
         return None, f"column `{name}` has {distinct:,} levels, none of them in {FEWEST} rows: left out"
-    if apart < distinct:
-        kept = -sum(n for n, _ in counts[:apart]) / len(present)
+    if apart < len(levels):
+        kept = sum(rows[level] for level in levels[:apart]) / len(known)
         note = (
             f"column `{name}` has {distinct:,} levels: the {apart} most frequent ({100 * kept:.0f} % of the rows) "
             "are told apart, the others count as one" + (", and new ones with them" if is_open else "")
         )
-    missing = len(present) < len(text)
+    missing = len(known) < len(seen)
     note = note or alike(levels, f"column `{name}`")
     return Category(name, tuple(levels[:apart]), tuple(levels[apart:]), missing, open=is_open), note
 
