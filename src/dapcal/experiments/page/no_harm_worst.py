@@ -8,8 +8,8 @@ from __future__ import annotations
 WHY = {  # (column, case): a sentence
     ("accuracy", "digits: MC dropout"): "The draws were pulled towards the network that they are spread around, since "
     "it predicted held-out rows better; a few labels change with that, less than one of 449 test rows on average.",
-    ("rmse", "concrete gap: table ensemble"): "Revert moves means towards that of the training targets, by less than "
-    "one ten-thousandth of the target's deviation in the root mean square.",
+    ("rmse", "concrete: VI"): "With one of five seeds held-out rows found the network 0.01 nats ahead of its draws, so "
+    "these were pulled half of the way towards it, and their mean moved with them.",
     ("nll", "digits without 8 and 9: one network"): "Eight classes are easy, and almost no held-out row is wrong; the "
     "guard then allows its whole tolerance of 0.01 nats, and test rows cost within one standard error of it.",
     (
@@ -17,8 +17,8 @@ WHY = {  # (column, case): a sentence
         "digits: one network",
     ): "Confidence is only ever lowered here, by the doubt of a last layer and by distance, "
     "and nearly all rows are right; the NLL falls all the same.",
-    ("coverage", "boston: MC dropout"): "Intervals are widened by distance and never narrowed; the "
-    "difference is about two test rows.",
+    ("coverage", "concrete: VI"): "Over all seeds intervals hold 95.3 % after and 95.4 % before; in four they hold one "
+    "to four rows of 258 more or fewer, and in one, where held-out rows had lowered the noise level, fifteen fewer.",
     ("auroc", "sinusoid: ensemble (between the clusters)"): "Both are 99.9; nothing is left to gain.",
     (
         "fpr95",
