@@ -18,7 +18,7 @@ WHY = {  # (column, case): a sentence
     ): "Confidence is only ever lowered here, by the doubt of a last layer and by distance, "
     "and nearly all rows are right; the NLL falls all the same.",
     ("coverage", "concrete: VI"): "Over all seeds intervals hold 95.3 % after and 95.4 % before; in four they hold one "
-    "to four rows of 258 more or fewer, and in one, where held-out rows had lowered the noise level, fifteen fewer.",
+    "to four rows of 258 more, and in one, where held-out rows had lowered the noise level, fifteen fewer.",
     ("auroc", "sinusoid: ensemble (between the clusters)"): "Both are 99.9; nothing is left to gain.",
     (
         "fpr95",
