@@ -219,6 +219,20 @@ def test_with_few_rows_too_the_guard_counts_from_the_better_one():
     assert narrowed > 0, "no case is one"
 
 
+def test_the_temperature_that_is_told_is_the_one_in_use():
+    """Of a narrowed posterior it is its network's."""
+    network, train, held_out = trained(3, hidden=100, noise=0.0, steps=60)
+    posterior = laplace.last_layer(network, Categorical(), train, prior_scale=30.0)
+    for scaling in (True, None):
+        found = choose_reference(posterior, Labelled(*held_out), scaling=scaling, guard=0.01)
+        assert found.share < 1
+        told = [note for note in found.notes if "calibrated in the domain" in note]
+        assert len(told) == (found.posterior.likelihood != Categorical())
+        for note in told:
+            number = float(note.partition("temperature=")[2].partition(")")[0])
+            assert number == pytest.approx(found.posterior.likelihood.temperature, rel=0.01)
+
+
 def logits(n, temperature, classes=3, seed=0):
     """Outputs that are too sure by a known temperature, and labels that follow the right probabilities."""
     generator = torch.Generator().manual_seed(seed)

@@ -81,19 +81,16 @@ def choose_reference(
             there is a guard.
         guard: nats; without it (None) the posterior is the reference, and is not narrowed.
     """
-    notes = []
     given = posterior.likelihood
     see = read_by(posterior, chooses.x, drawn)  # one pass
     if scaling:
         posterior = with_likelihood(posterior, scaled(see, given, chooses.y))
     elif scaling is None and guard is not None and is_dataclass(posterior):
         posterior = with_likelihood(posterior, scaled_where_it_helps(see, given, chooses.y))
-    if posterior.likelihood != given:
-        notes.append(f"calibrated in the domain: {_told(posterior.likelihood)} in place of {_told(given)}")
     log_prob = posterior.likelihood.log_prob(see(posterior.likelihood), chooses.y)
     network = alone(posterior)
     if network is None or guard is None:
-        return Reference("posterior", posterior, None, log_prob, 1.0, tuple(notes))
+        return Reference("posterior", posterior, None, log_prob, 1.0, _in_domain(given, posterior))
     outputs = outputs_alone(network, chooses.x)
 
     def read(likelihood: Likelihood) -> Ensemble:
@@ -104,7 +101,8 @@ def choose_reference(
         likelihood = scaled(read, given, chooses.y) if scaling else scaled_where_it_helps(read, given, chooses.y)
     by_network = likelihood.log_prob(read(likelihood), chooses.y)
     if not by_network.mean() > log_prob.mean():
-        return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
+        return Reference("posterior", posterior, likelihood, log_prob, 1.0, _in_domain(given, posterior))
+    notes = []
     behind, share = float((by_network - log_prob).mean()), 1.0
     if behind > guard / 2:  # also where that may be chance: the guard counts from the better of both
         around = with_likelihood(posterior, likelihood)
@@ -117,11 +115,11 @@ def choose_reference(
         told = f"the posterior is worse than its network by {behind:.3g} nats on the held-out rows that choose: "
         if not allowed:  # of a network without any noise to speak of
             notes.append(f"{told}no narrower one comes near it, so harm is measured against the posterior")
-            return Reference("posterior", posterior, likelihood, log_prob, 1.0, tuple(notes))
+            return Reference("posterior", posterior, likelihood, log_prob, 1.0, (*_in_domain(given, posterior), *notes))
         share = max(allowed, key=lambda s: float(tried[s].mean()))
         posterior = around.narrowed(share)
         notes.append(f"{told}its spread was multiplied by {share:g}")
-    return Reference("network", posterior, likelihood, by_network, share, tuple(notes))
+    return Reference("network", posterior, likelihood, by_network, share, (*_in_domain(given, posterior), *notes))
 
 
 def as_narrow(posterior: Posterior, share: float) -> Posterior:
@@ -144,6 +142,13 @@ def outputs_alone(network: nn.Module, x: Tensor) -> Tensor:
 def _log_prob(posterior: Posterior, data: Labelled, drawn: bool) -> Tensor:
     base = read_by(posterior, data.x, drawn)(posterior.likelihood)
     return posterior.likelihood.log_prob(base, data.y.to(base.outputs.device))
+
+
+def _in_domain(given: Likelihood, posterior: Posterior) -> tuple[str, ...]:
+    """What is in use, which is the network's where the posterior was narrowed towards it."""
+    if posterior.likelihood == given:
+        return ()
+    return (f"calibrated in the domain: {_told(posterior.likelihood)} in place of {_told(given)}",)
 
 
 def _told(likelihood: Likelihood) -> str:

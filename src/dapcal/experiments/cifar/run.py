@@ -49,18 +49,18 @@ def run_task(name: str, task: PhotoTask, this: Run) -> Outcome:
             _make(unit, task, data, this, clock, total)
     except OutOfTime:
         this.say(f"{name}: the minutes are over; the same command goes on")
-    left = [f"seed {unit.seed}: {row}" for unit in todo for row in _missing(unit, this.work)]
+    rows_left = [f"seed {unit.seed}: {row}" for unit in todo for row in _missing(unit, this.work)]
     numbers = {
         "experiment": name,
         "seeds": list(range(this.seed, this.seed + task.members)),
         "environment": _made_on(todo, this),
         "settings": task.settings,
-        "unfinished": left,
+        "unfinished": rows_left,
         "parts": {row: method.part for row, method in known.items()},
         "main_scores": {row: method.score for row, method in known.items()},
         "runs": [_run_of(seed, todo, this) for seed in range(this.seed, this.seed + task.members)],
     }
-    return Outcome(numbers, [], unfinished=len(left))
+    return Outcome(numbers, [], unfinished=len(rows_left))
 
 
 def _take_over(result: Path, task: PhotoTask, this: Run) -> None:
