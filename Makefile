@@ -40,7 +40,8 @@ check-wheel: wheel  # the wheel in an empty environment, without the checkout
 	$(VENV)/bin/python scripts/check_wheel.py dist/*.whl -c $(CURDIR)/constraints.txt
 
 results: $(STAMP)  # the toy experiments' numbers, the tables and pictures of README and docs
-	$(VENV)/bin/dapcal demo --out build/results
+	$(VENV)/bin/dapcal reproduce two-moons --seeds 10 --out build/results
+	$(VENV)/bin/dapcal reproduce sinusoid --seeds 10 --out build/results
 	$(VENV)/bin/dapcal reproduce posteriors --out build/results
 	mkdir -p results docs
 	cp build/results/two-moons.json build/results/sinusoid.json build/results/posteriors.json results/

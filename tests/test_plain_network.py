@@ -6,10 +6,10 @@ from torch import nn
 
 import dapcal
 from dapcal.calibration.in_domain import scaled_where_it_helps
-from dapcal.calibration.reference import choose_reference, outputs_alone
+from dapcal.calibration.reference import OF_MOMENTS, choose_reference, outputs_alone
 from dapcal.calibration.summary import leave_one_out
 from dapcal.data import Labelled
-from dapcal.ensembles import base_ensemble
+from dapcal.ensembles import base_ensemble, seen
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import dropout, laplace
@@ -217,6 +217,23 @@ def test_with_few_rows_too_the_guard_counts_from_the_better_one():
         assert float(found.log_prob.mean()) == pytest.approx(max(alone.mean().item(), together.mean().item()), abs=1e-6)
         narrowed += found.share < 1
     assert narrowed > 0, "no case is one"
+
+
+def test_a_posterior_is_narrowed_no_further_than_that_gains():
+    """The network is the limit of narrow ones, and would leave no doubt."""
+    network, train, held_out = trained(3, hidden=100, noise=0.0, steps=60)
+    posterior = laplace.last_layer(network, Categorical(), train, prior_scale=30.0)
+    data = Labelled(*held_out)
+    found = choose_reference(posterior, data, scaling=False, guard=0.01)
+
+    def nll(share):
+        narrow = posterior.narrowed(share)
+        return -float(Categorical().log_prob(seen(narrow, data.x), data.y).mean())
+
+    values = {share: nll(share) for share in OF_MOMENTS}
+    wider = [share for share in OF_MOMENTS if share > found.share]
+    assert values[found.share] <= min(values.values()) + 0.001
+    assert all(values[share] > min(values.values()) + 0.001 for share in wider)
 
 
 def test_the_temperature_that_is_told_is_the_one_in_use():

@@ -5,7 +5,8 @@
     posterior ─temperature─► NLL ┘
 
 A posterior that is worse than its network by more than half of the guard is narrowed towards the network, until it is
-not: far from the data φ makes up for the spread that it loses.
+not, and no further than that gains a tenth of the guard: far from the data φ makes up for the spread that it loses, but
+what doubts an input is what is left of it.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ def choose_reference(
         if not allowed:  # of a network without any noise to speak of
             notes.append(f"{told}no narrower one comes near it, so harm is measured against the posterior")
             return Reference("posterior", posterior, likelihood, log_prob, 1.0, (*_in_domain(given, posterior), *notes))
-        share = max(allowed, key=lambda s: float(tried[s].mean()))
+        best = max(float(tried[s].mean()) for s in allowed)
+        share = max(s for s in allowed if float(tried[s].mean()) >= best - guard / 10)  # doubt costs hardly anything
         posterior = around.narrowed(share)
         notes.append(f"{told}its spread was multiplied by {share:g}")
     return Reference("network", posterior, likelihood, by_network, share, (*_in_domain(given, posterior), *notes))
