@@ -31,7 +31,7 @@ FLOOD = 2000
 ENOUGH = 2000  # requests after which memory is compared, and a service without files is tried
 
 
-def run(requests: int, seed: int) -> tuple[int, list[str]]:
+def run(requests: int, seed: int) -> Tally:
     """Ask about so many mixed requests, and do the rest once; gives how many things were tried, and what failed."""
     tally = Tally("service")
     with tempfile.TemporaryDirectory() as name:
@@ -51,7 +51,7 @@ def run(requests: int, seed: int) -> tuple[int, list[str]]:
         if requests >= ENOUGH:
             with serving(folder, tally, files=128) as service:
                 out_of_files(service, tally)
-    return tally.tried, tally.failed
+    return tally
 
 
 class Service:

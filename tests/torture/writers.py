@@ -16,6 +16,7 @@ from torture.jobs import FORK, Job, Known, begin, content_of, ended
 from torture.tally import Tally
 
 ENDED_WELL = (1, 2)  # exit codes of a command that says why it cannot
+NOT_HERE = 77  # that of a fork which is told to be what it cannot be
 
 
 def run(
@@ -104,7 +105,9 @@ def read_only(job: Job, known: Known, folder: Path, tally: Tally) -> None:
     def obey() -> None:
         if os.getuid() == 0:
             header = struct.pack("Ii", 0x20080522, 0)  # version 3 of the interface, this process
-            assert ctypes.CDLL(None).capset(header, bytes(24)) == 0, "privileges cannot be given up here"
+            capset = getattr(ctypes.CDLL(None), "capset", None)
+            if capset is None or capset(header, bytes(24)) != 0:
+                raise SystemExit(NOT_HERE)
 
     (name,) = job.outputs
     (folder / name).write_bytes(known.old[name])
@@ -113,6 +116,9 @@ def read_only(job: Job, known: Known, folder: Path, tally: Tally) -> None:
     errors.unlink(missing_ok=True)
     code = ended(begin(job.at(folder), obey, errors))
     folder.chmod(0o777)
+    if code == NOT_HERE:
+        tally.skip("a folder that root may not write to: capset does not take that right away", 2)
+        return
     said = errors.read_text()
     tally.check(code == 2 and "Traceback" not in said, f"{job.name}, read-only: exit code {code}, {said[-300:]}")
     tally.check(content_of(folder / name) == known.old[name], f"{job.name}, read-only: the old file has changed")
