@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from collections import Counter
 from pathlib import Path
@@ -123,4 +124,17 @@ def test_what_cannot_be_tried_here_is_neither_tried_nor_failed(tmp_path: Path, m
     monkeypatch.setattr(writers.ctypes, "CDLL", lambda _: SimpleNamespace())  # as where there is no capset
     job, tally = Job("save", ("save", "nothing.dap", "{out}/s.dap"), ("s.dap",)), Tally("kills")
     writers.read_only(job, Known({}, {"s.dap": b"before"}), writers.fresh(tmp_path / "out"), tally)
+    assert (tally.tried, tally.failed, tally.skipped.total()) == (0, [], 2)
+
+
+def test_a_flood_needs_files_and_takes_those_that_the_system_allows():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    tally = Tally("service")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        service.flood(None, tally)  # asks nobody
+        with service.many_files():
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(service.FILES, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (tally.tried, tally.failed, tally.skipped.total()) == (0, [], 2)
