@@ -63,6 +63,7 @@ def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, mon
         calls.append((count, seed))
         tally = Tally("some", count, ["something"] * (seed == 7))
         tally.skip("no such disk", 2)
+        tally.measured["growth"] = 100 / seed
         return tally
 
     monkeypatched: list[str] = []
@@ -81,10 +82,11 @@ def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, mon
     assert calls == [(10, 5), (10, 6), (5, 7)]
     assert ended.value.code == 1
     said = capsys.readouterr().out
-    assert "  NOT TRIED (2): no such disk\n  5 tried, 1 failed, 2 not tried, 0 s" in said
+    assert "  NOT TRIED (2): no such disk\n  5 tried, 1 failed, 2 not tried, 0 s\n  growth: 14.29" in said
     assert said.splitlines()[-1].split() == ["in", "all", "25", "1", "6"]
     record = json.loads(out.read_text())
-    assert record["parts"] == {"some": {"tried": 25, "failed": 1, "seconds": 0, "skipped": {"no such disk": 6}}}
+    counts = {"tried": 25, "failed": 1, "seconds": 0, "skipped": {"no such disk": 6}, "measured": {"growth": 20.0}}
+    assert record["parts"] == {"some": counts}
     assert record["missing"] == {}
     assert record["kind"]["seed"] == 5
     assert len(record["commits"]) == 1

@@ -27,15 +27,17 @@ class Piece(NamedTuple):
     seconds: int
     commit: str
     skipped: Sequence[tuple[str, int]] = ()  # why something could not be tried there, and how much
+    measured: Sequence[tuple[str, float]] = ()
 
 
 def summed(pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Counts over all of them; of what could not be tried, by the reason."""
+    """Counts over all of them, of what could not be tried by the reason; and the largest of what was measured."""
     pieces, skipped = list(pieces), Counter[str]()
     for piece in pieces:
         skipped.update(dict(piece.skipped))
     counts = {name: sum(getattr(piece, name) for piece in pieces) for name in ("tried", "failed", "seconds")}
-    return counts | {"skipped": dict(skipped)}
+    measured = dict(sorted(one for piece in pieces for one in map(tuple, piece.measured)))  # the largest come last
+    return counts | {"skipped": dict(skipped), "measured": measured}
 
 
 def all_of(asked: list[tuple[str, int, int, int]], jobs: int) -> Iterator[tuple[str, int, Piece, str]]:
@@ -64,4 +66,6 @@ def tried(name: str, number: int, count: int, seed: int) -> tuple[str, int, Piec
     told = [f"{name}: {count}, seed {seed}", *(f"  FAILED (seed {seed}) {line}" for line in found.failed[:SHOWN])]
     told += [f"  NOT TRIED ({left:,}): {why}" for why, left in skipped.items()]
     told.append(f"  {found.tried:,} tried, {failed} failed, {skipped.total():,} not tried, {seconds:,} s")
-    return name, number, Piece(found.tried, failed, seconds, of, tuple(skipped.items())), "\n".join(told)
+    told += [f"  {what}: {most:.4g}" for what, most in found.measured.items()]
+    piece = Piece(found.tried, failed, seconds, of, tuple(skipped.items()), tuple(found.measured.items()))
+    return name, number, piece, "\n".join(told)

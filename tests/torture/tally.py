@@ -15,12 +15,14 @@ class Tally:
         tried: things.
         failed: a line for each that did.
         skipped: things that could not be tried here, by the reason.
+        measured: numbers that were judged, by name; of several pieces the largest is told.
     """
 
     part: str
     tried: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    measured: dict[str, float] = field(default_factory=dict)
 
     def check(self, is_right: bool, what: str) -> None:
         """Count one thing that was tried."""

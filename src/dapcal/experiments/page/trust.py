@@ -26,6 +26,8 @@ TRIED = {  # by part: what one try is
     "nodes": "what a cluster's output holds after a node, an actor or the driver was killed",
 }
 
+MEASURED = {"memory_growth_percent": " Memory of the service grew by {:.1f} % after a warm-up."}
+
 
 def trust_page(text: str, folder: Path) -> str:
     """The page with its tables made anew."""
@@ -52,6 +54,9 @@ def torture_table(found: dict[str, Any]) -> str:
         f"{'A tenth of it' if kind['quick'] else 'All of it'}, seeds from {kind['seed']}, on {environment['device']}, "
         f"Python {environment['python']}, torch {environment['torch']}; made from {', '.join(found['commits'])}."
     )
+    for name, most in MEASURED.items():
+        if grown := [part["measured"][name] for part in parts.values() if name in part.get("measured", {})]:
+            told += most.format(max(grown))
     if total["left"]:
         whys = (f"{name} {n:,} ({why})" for name, part in parts.items() for why, n in part.get("skipped", {}).items())
         told += f" **Could not be tried there:** {', '.join(whys)}."
