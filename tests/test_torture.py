@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from dapcal.files import write_text
 from torture import __main__ as torture
-from torture import kills, nodes, numerics, service, states, validity, writers
+from torture import jobs, kills, nodes, numerics, service, states, validity, writers
 from torture.jobs import Job, Known
 from torture.tally import Tally
 
@@ -140,3 +141,19 @@ def test_a_flood_needs_files_and_takes_those_that_the_system_allows():
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (tally.tried, tally.failed, tally.skipped.total()) == (0, [], 2)
+
+
+@pytest.mark.parametrize(("word", "failures"), [("write", 0), ("end", 2)])
+def test_a_full_disk_is_met_by_who_writes_and_who_does_not_is_noticed(word, failures, tmp_path: Path, monkeypatch):
+    def work(words: list[str]) -> None:
+        try:
+            if words == ["write"]:
+                write_text(tmp_path / "out" / "o.txt", "new")
+        except OSError as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(2) from None
+
+    monkeypatch.setattr(jobs, "work", work)
+    job, known, tally = Job(word, (word,), ("o.txt",)), Known({"o.txt": b"new"}, {"o.txt": b"before"}), Tally("kills")
+    writers.against(job, known, writers.full, "a full disk", writers.fresh(tmp_path / "out"), tally, must_stop=True)
+    assert len(tally.failed) == failures, tally.failed
