@@ -88,6 +88,7 @@ def test_an_interrupted_run_goes_on_and_the_table_counts_all(tmp_path: Path, mon
     record = json.loads(out.read_text())
     counts = {"tried": 25, "failed": 1, "seconds": 0, "skipped": {"no such disk": 6}, "measured": {"growth": 20.0}}
     assert record["parts"] == {"some": counts}
+    assert record["experiment"] == "torture"  # as every result file says what it is of
     assert record["missing"] == {}
     assert record["kind"]["seed"] == 5
     assert len(record["commits"]) == 1

@@ -120,8 +120,8 @@ class Record:
             if left := sum(count for number, count in enumerate(counts) if str(number) not in pieces):
                 missing[part.name] = [left, sum(counts)]
         commits = sorted({piece.commit for pieces in self.done.values() for piece in pieces.values()})
-        found = {"kind": self.kind, "commits": commits, "parts": sums, "missing": missing, "pieces": self.done}
-        return found | {"environment": environment()}
+        found = {"experiment": "torture", "kind": self.kind, "commits": commits, "parts": sums, "missing": missing}
+        return found | {"pieces": self.done, "environment": environment()}
 
     def table(self, parts: list[str]) -> tuple[str, int]:
         """Tried, failed and not tried of every part and in all; and how many failed."""

@@ -141,7 +141,7 @@ def read_gap(folder: Path) -> GapResults | None:
 
 def _files(folder: Path, experiment: str) -> list[tuple[Path, dict[str, Any]]]:
     found = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
-    return [(path, data) for path, data in found if data["experiment"] == experiment]
+    return [(path, data) for path, data in found if data.get("experiment") == experiment]
 
 
 _MISSING = object()
