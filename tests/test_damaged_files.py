@@ -26,18 +26,18 @@ from previous_cases import FOLDER
 
 
 def test_damaged_artefacts_are_refused_in_one_sentence():
-    tried, failed = artefacts.run(150, seed=20, further=False)
-    assert tried == 150
-    assert not failed, "\n".join(failed)
+    tally = artefacts.run(150, seed=20, further=False)
+    assert tally.tried == 150
+    assert not tally.failed, "\n".join(tally.failed)
 
 
 def test_damaged_checkpoints_are_refused_or_lead_to_the_same_result(monkeypatch):
     ended = []
     judged = artefacts._judged
     monkeypatch.setattr(artefacts, "_judged", lambda raised, *rest: ended.append(raised) or judged(raised, *rest))
-    tried, failed = checkpoints.run(30, seed=4)
-    assert tried == 30
-    assert not failed, "\n".join(failed)
+    tally = checkpoints.run(30, seed=4)
+    assert tally.tried == 30
+    assert not tally.failed, "\n".join(tally.failed)
     assert sum(isinstance(error, ValueError) for error in ended) > 20  # so that the damage was there to see
 
 

@@ -30,9 +30,9 @@ from previous_cases import FOLDER, smooth
 
 def test_damaged_files_end_in_a_sentence_and_overwrite_nothing(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(files.__file__).parent))
-    tried, failed = files.run(25, seed=11)
-    assert tried == 25
-    assert not failed, "\n".join(failed)
+    tally = files.run(25, seed=11)
+    assert tally.tried == 25
+    assert not tally.failed, "\n".join(tally.failed)
 
 
 def with_head(path: Path, shape: str, descr: str = "<f4", data: bytes = bytes(64)) -> None:

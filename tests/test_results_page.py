@@ -258,7 +258,10 @@ def test_two_gap_files_are_refused(tmp_path: Path):
         read_gap(folder(tmp_path, uci_gap=gap(), uci_gap_old=gap()))
 
 
-@pytest.mark.parametrize("files", [{}, {"uci_gap": gap()}, {"fashion_mnist": images()}, {"toy": {"experiment": "toy"}}])
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"uci_gap": gap()}, {"fashion_mnist": images()}, {"toy": {"experiment": "toy"}}, {"torture": {"kind": {}}}],
+)
 def test_absent_files_leave_their_sections_out(files, tmp_path: Path):
     page = results_page(folder(tmp_path, **files))
     assert ("## UCI gap" in page.text) == ("uci_gap" in files)

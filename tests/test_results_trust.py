@@ -24,8 +24,9 @@ def test_the_tables_show_what_was_run_and_what_was_not(tmp_path: Path):
         "commits": ["0123456789ab"],
         "missing": {"nodes": [20, 50]},
         "parts": {
+            "service": {"tried": 0, "failed": 0, "seconds": 0, "measured": {"memory_growth_percent": 3.12}},
             "kills": {"tried": 1100, "failed": 0, "seconds": 3600},
-            "nodes": {"tried": 60, "failed": 2, "seconds": 60},
+            "nodes": {"tried": 60, "failed": 2, "seconds": 60, "skipped": {"no such disk": 1200}},
         },
         "environment": ENVIRONMENT,
     }
@@ -42,10 +43,12 @@ def test_the_tables_show_what_was_run_and_what_was_not(tmp_path: Path):
     assert "Not run yet" not in found
     assert "earlier numbers" not in found
     rows = {line.split(" | ")[0].strip("| "): line for line in found.splitlines() if line.startswith("| ")}
-    assert rows["kills"].endswith("| 1,100 | 0 | 60 |")
-    assert rows["in all"].endswith("| 1,160 | 2 | 61 |")
+    assert rows["kills"].endswith("| 1,100 | 0 | 0 | 60 |")
+    assert rows["in all"].endswith("| 1,160 | 2 | 1,200 | 61 |")
+    assert "Could not be tried there:** nodes 1,200 (no such disk)." in found
     assert "All of it, seeds from 3" in found
     assert "0123456789ab" in found
+    assert "Memory of the service grew by 3.1 % after" in found
     assert "Not tried yet:** nodes 20 of 50" in found
     assert "| 2,000 | 42.0 | 6.0 | 1.25 |" in found
     assert "4 times the columns take 4.2 times as long to fit and 1.5 times to predict" in found

@@ -15,12 +15,12 @@ from typing import Any
 
 from dapcal.experiments.records import environment
 from dapcal.files import write_text
-from torture.pieces import Piece, all_of
+from torture.pieces import Piece, all_of, summed
 
 
 @dataclass(frozen=True)
 class Part:
-    """One file here with a function `run(count, seed) -> (tried, failed)`.
+    """One file here with a function `run(count, seed) -> Tally`.
 
     Attributes:
         name: of the file.
@@ -116,20 +116,21 @@ class Record:
         for part in PARTS:
             pieces, counts = self.done.get(part.name, {}), part.pieces(bool(self.kind["quick"]))
             if pieces:
-                fields = Piece._fields[:3]
-                sums[part.name] = {name: sum(getattr(one, name) for one in pieces.values()) for name in fields}
+                sums[part.name] = summed(pieces.values())
             if left := sum(count for number, count in enumerate(counts) if str(number) not in pieces):
                 missing[part.name] = [left, sum(counts)]
         commits = sorted({piece.commit for pieces in self.done.values() for piece in pieces.values()})
-        found = {"kind": self.kind, "commits": commits, "parts": sums, "missing": missing, "pieces": self.done}
-        return found | {"environment": environment()}
+        found = {"experiment": "torture", "kind": self.kind, "commits": commits, "parts": sums, "missing": missing}
+        return found | {"pieces": self.done, "environment": environment()}
 
     def table(self, parts: list[str]) -> tuple[str, int]:
-        """Tried and failed of every part and in all; and the last number."""
-        sums = {part: [sum(piece[i] for piece in self.done.get(part, {}).values()) for i in range(2)] for part in parts}
-        sums["in all"] = [sum(one[i] for one in sums.values()) for i in range(2)]
-        lines = [f"{name:<12} {tried:>10,} {failed:>8,}" for name, (tried, failed) in sums.items()]
-        return "\n".join([f"{'':<12} {'tried':>10} {'failed':>8}", *lines]), sums["in all"][1]
+        """Tried, failed and not tried of every part and in all; and how many failed."""
+        found = self.found()["parts"]
+        counts = {name: (one["tried"], one["failed"], sum(one["skipped"].values())) for name, one in found.items()}
+        counts = {name: counts[name] for name in parts}
+        counts["in all"] = tuple(sum(one[place] for one in counts.values()) for place in range(3))
+        lines = [f"{name:<12} {tried:>10,} {failed:>8,} {left:>10,}" for name, (tried, failed, left) in counts.items()]
+        return "\n".join([f"{'':<12} {'tried':>10} {'failed':>8} {'not tried':>10}", *lines]), counts["in all"][1]
 
 
 if __name__ == "__main__":

@@ -41,13 +41,14 @@ import previous_cases
 import test_artifact
 from artefact_bytes import header_and_data, opened, sealed, with_header
 from dapcal import blocks, container, models, trying
+from torture.tally import Tally
 
 MOST_BYTES = 256 << 20  # that reading a file of some kilobytes may take beside what was taken before
 MOST_SECONDS = 60  # a file may ask for ten thousand draws
 ALLOWED = (ValueError, OSError)
 
 
-def run(count: int, seed: int = 0, further: bool = True) -> tuple[int, list[str]]:
+def run(count: int, seed: int = 0, further: bool = True) -> Tally:
     """Damage `count` files; how many were tried, and a line for each that failed.
 
     Without the `further` classes, which have to be fitted first, a hundred files take about a second.
@@ -58,7 +59,7 @@ def run(count: int, seed: int = 0, further: bool = True) -> tuple[int, list[str]
             trouble = _tried(Path(folder) / "model.dap", random.Random(f"{seed} {number}"), bases(further))
             if trouble:
                 failed.append(f"seed {seed}, file {number}: {trouble}")
-    return count, failed
+    return Tally("artefacts", count, failed)
 
 
 @dataclass(frozen=True)
@@ -478,7 +479,7 @@ def _at(tree: Any, place: tuple[Any, ...]) -> Any:
 
 
 if __name__ == "__main__":
-    tried, lines = run(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(lines[:: max(1, len(lines) // 40)]))
-    print(Counter(line.split(": ")[2].split(" ")[0] for line in lines).most_common())
-    print(f"tried {tried}, failed {len(lines)}")
+    found = run(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(found.failed[:: max(1, len(found.failed) // 40)]))
+    print(Counter(line.split(": ")[2].split(" ")[0] for line in found.failed).most_common())
+    print(f"tried {found.tried}, failed {len(found.failed)}")

@@ -28,9 +28,10 @@ import previous_cases
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import map as maximum
 from dapcal.posteriors._training import checkpoints
+from torture.tally import Tally
 
 
-def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
+def run(count: int, seed: int = 0) -> Tally:
     """Damage `count` checkpoints; how many were tried, and a line for each that failed."""
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -45,7 +46,7 @@ def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
             trouble = _tried(path, sealed=damage in SEALED)
             if trouble:
                 failed.append(f"seed {seed}, checkpoint {number}, {damage.__name__}: {trouble}")
-    return count, failed
+    return Tally("checkpoints", count, failed)
 
 
 def _tried(path: Path, sealed: bool) -> str:
@@ -129,6 +130,6 @@ DAMAGES = (*artefacts.BEHIND[:5], edited, edited, edited, resealed)
 
 
 if __name__ == "__main__":
-    tried, lines = run(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(lines[:: max(1, len(lines) // 30)]))
-    print(f"tried {tried}, failed {len(lines)}")
+    found = run(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(found.failed[:: max(1, len(found.failed) // 30)]))
+    print(f"tried {found.tried}, failed {len(found.failed)}")

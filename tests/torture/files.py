@@ -41,12 +41,13 @@ import artefacts
 import previous_cases
 from dapcal.cli import app
 from dapcal.models import arrays, network_fitting
+from torture.tally import Tally
 
 BEFORE = "what was there before\n"
 Trial = tuple[str, list[str]]  # what was damaged, and the command
 
 
-def run(count: int, seed: int = 0, kinds: tuple[str, ...] = ()) -> tuple[int, list[str]]:
+def run(count: int, seed: int = 0, kinds: tuple[str, ...] = ()) -> Tally:
     """Try `count` files of some kinds or all; how many were tried, and a line for each that failed."""
     failed, before = [], Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +61,7 @@ def run(count: int, seed: int = 0, kinds: tuple[str, ...] = ()) -> tuple[int, li
                     failed.append(f"seed {seed}, file {number}, {kind}: {trouble}")
         finally:
             os.chdir(before)
-    return count, failed
+    return Tally("files", count, failed)
 
 
 def _tried(make: Callable[[random.Random], Trial], draw: random.Random) -> str:
@@ -434,7 +435,7 @@ TABLES_OF_ALL = 5 / 8  # of 8,000 files
 
 
 if __name__ == "__main__":
-    tried, lines = run(int(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))
-    print("\n".join(lines[:: max(1, len(lines) // 40)]))
-    print(Counter(line.split(", ")[2].split(":")[0] for line in lines).most_common())
-    print(f"tried {tried}, failed {len(lines)}")
+    found = run(int(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))
+    print("\n".join(found.failed[:: max(1, len(found.failed) // 40)]))
+    print(Counter(line.split(", ")[2].split(":")[0] for line in found.failed).most_common())
+    print(f"tried {found.tried}, failed {len(found.failed)}")

@@ -17,7 +17,7 @@ from torture.tally import Tally
 LONG = 50  # kills of all to one of the longest job
 
 
-def run(count: int, seed: int) -> tuple[int, list[str]]:
+def run(count: int, seed: int) -> Tally:
     """Kill so many processes and as many forks, and let as many writers meet; gives what was tried and what failed."""
     tally, draws = Tally("kills"), random.Random(seed)
     torch.set_num_threads(1)  # forks have no other threads
@@ -32,7 +32,7 @@ def run(count: int, seed: int) -> tuple[int, list[str]]:
             for way in (OWN, FORK) if job not in long else (OWN,):
                 kill(job, known[job], way, folder / "out", draws, tally)
         writers.run(jobs, known, count, draws, folder / "writers", tally)
-    return tally.tried, tally.failed
+    return tally
 
 
 def learnt(job: Job, folder: Path) -> Known:

@@ -29,13 +29,14 @@ from dapcal.models.table_fitting import fit
 from dapcal.posteriors import laplace
 from dapcal.posteriors.samples import from_state_dicts
 from dapcal.recipes import Recipe
+from torture.tally import Tally
 
 TABLES = 10  # trials of all to one of a table
 POWERS = {torch.float32: (-46, 38), torch.float64: (-324, 308)}
 FAR = 1e6  # times the training inputs
 
 
-def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
+def run(count: int, seed: int = 0) -> Tally:
     """Try `count` sizes; how many were tried, and a line for each that failed."""
     failed = []
     for number in range(count):
@@ -50,7 +51,7 @@ def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
         trouble = found or artefacts._judged(raised, None, None)
         if trouble:
             failed.append(f"seed {seed}, size {number}, {trial.__name__}: {trouble}")
-    return count, failed
+    return Tally("numerics", count, failed)
 
 
 def classes(draw: random.Random) -> str:
@@ -152,6 +153,6 @@ def _networks(draw: random.Random, dtype: torch.dtype, outputs: int, count: int 
 
 
 if __name__ == "__main__":
-    tried, lines = run(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(lines[:40]))
-    print(f"tried {tried}, failed {len(lines)}")
+    found = run(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(found.failed[:40]))
+    print(f"tried {found.tried}, failed {len(found.failed)}")

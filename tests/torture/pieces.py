@@ -7,23 +7,37 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dapcal.experiments.checkout import commit
+from torture.tally import Tally
 
 SHOWN = 20  # failures of one piece
 
 
 class Piece(NamedTuple):
-    """What one call tried."""
+    """What one call tried; files of before end with the commit."""
 
     tried: int
     failed: int
     seconds: int
     commit: str
+    skipped: Sequence[tuple[str, int]] = ()  # why something could not be tried there, and how much
+    measured: Sequence[tuple[str, float]] = ()
+
+
+def summed(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """Counts over all of them, of what could not be tried by the reason; and the largest of what was measured."""
+    pieces, skipped = list(pieces), Counter[str]()
+    for piece in pieces:
+        skipped.update(dict(piece.skipped))
+    counts = {name: sum(getattr(piece, name) for piece in pieces) for name in ("tried", "failed", "seconds")}
+    measured = dict(sorted(one for piece in pieces for one in map(tuple, piece.measured)))  # the largest come last
+    return counts | {"skipped": dict(skipped), "measured": measured}
 
 
 def all_of(asked: list[tuple[str, int, int, int]], jobs: int) -> Iterator[tuple[str, int, Piece, str]]:
@@ -47,8 +61,11 @@ def all_of(asked: list[tuple[str, int, int, int]], jobs: int) -> Iterator[tuple[
 def tried(name: str, number: int, count: int, seed: int) -> tuple[str, int, Piece, str]:
     """One piece of a part, and what is said of it."""
     started, of = time.monotonic(), commit()
-    attempts, failed = importlib.import_module(f"torture.{name}").run(count, seed)
-    seconds = round(time.monotonic() - started)
-    told = [f"{name}: {count}, seed {seed}", *(f"  FAILED (seed {seed}) {line}" for line in failed[:SHOWN])]
-    told.append(f"  {attempts:,} tried, {len(failed)} failed, {seconds:,} s")
-    return name, number, Piece(attempts, len(failed), seconds, of), "\n".join(told)
+    found: Tally = importlib.import_module(f"torture.{name}").run(count, seed)
+    seconds, failed, skipped = round(time.monotonic() - started), len(found.failed), found.skipped
+    told = [f"{name}: {count}, seed {seed}", *(f"  FAILED (seed {seed}) {line}" for line in found.failed[:SHOWN])]
+    told += [f"  NOT TRIED ({left:,}): {why}" for why, left in skipped.items()]
+    told.append(f"  {found.tried:,} tried, {failed} failed, {skipped.total():,} not tried, {seconds:,} s")
+    told += [f"  {what}: {most:.4g}" for what, most in found.measured.items()]
+    piece = Piece(found.tried, failed, seconds, of, tuple(skipped.items()), tuple(found.measured.items()))
+    return name, number, piece, "\n".join(told)

@@ -42,7 +42,7 @@ KINDS = ("ensemble", "last layer", "variational")
 ADJUSTMENTS = {"inflate": Inflate, "reweight": Reweight, "transport": Transport, "unchanged": Unchanged}
 
 
-def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
+def run(count: int, seed: int = 0) -> Tally:
     """Try `count` orders; how many steps were taken, and what failed."""
     Orders.tally = Tally("states")
     settings = hypothesis.settings(
@@ -55,7 +55,7 @@ def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
     except Exception as error:
         steps = " ".join(getattr(error, "__notes__", ()))
         Orders.tally.check(False, f"seed {seed}, {type(error).__name__}: {error} {steps}")
-    return Orders.tally.tried, Orders.tally.failed
+    return Orders.tally
 
 
 class Orders(RuleBasedStateMachine):
@@ -186,6 +186,6 @@ def _numbers(calibrated: dapcal.Calibrated) -> Tensor:
 
 
 if __name__ == "__main__":
-    tried, lines = run(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(lines))
-    print(f"tried {tried}, failed {len(lines)}")
+    found = run(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(found.failed))
+    print(f"tried {found.tried}, failed {len(found.failed)}")

@@ -29,7 +29,7 @@ Shares = dict[str, list[float]]
 """By what is promised: the share of asked rows for which it did not hold, one for every refit."""
 
 
-def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
+def run(count: int, seed: int = 0) -> Tally:
     """Fit `count` models; how many promises were looked at over all of them, and those that were not kept."""
     tally, shares = Tally("validity"), Shares()
     for number in range(count):
@@ -38,7 +38,8 @@ def run(count: int, seed: int = 0) -> tuple[int, list[str]]:
             for promise, share in refit(of_classes, seed * 10**6 + number).items():
                 shares.setdefault(promise, []).append(share)
     judge(shares, tally)
-    return count + tally.tried, tally.failed
+    tally.tried += count
+    return tally
 
 
 def refit(of_classes: bool, seed: int) -> dict[str, float]:
@@ -78,6 +79,6 @@ def judge(shares: Shares, tally: Tally) -> None:
 
 
 if __name__ == "__main__":
-    tried, lines = run(int(sys.argv[1]), int(sys.argv[2]))
-    print("\n".join(lines))
-    print(f"tried {tried}, failed {len(lines)}")
+    found = run(int(sys.argv[1]), int(sys.argv[2]))
+    print("\n".join(found.failed))
+    print(f"tried {found.tried}, failed {len(found.failed)}")

@@ -26,6 +26,8 @@ TRIED = {  # by part: what one try is
     "nodes": "what a cluster's output holds after a node, an actor or the driver was killed",
 }
 
+MEASURED = {"memory_growth_percent": " Memory of the service grew by {:.1f} % after a warm-up."}
+
 
 def trust_page(text: str, folder: Path) -> str:
     """The page with its tables made anew."""
@@ -40,18 +42,24 @@ def trust_page(text: str, folder: Path) -> str:
 
 
 def torture_table(found: dict[str, Any]) -> str:
-    """By part: tried, failed, minutes."""
-    parts = found["parts"]
-    lines = ["| part | one try is | tried | failed | minutes |", "| --- | --- | --: | --: | --: |"]
+    """By part: tried, failed, not tried, minutes; and why, for what could not be tried."""
+    parts = {name: numbers | {"left": _left(numbers)} for name, numbers in found["parts"].items()}
+    lines = ["| part | one try is | tried | failed | not tried | minutes |", "| --- | --- | --: | --: | --: | --: |"]
     for name, numbers in parts.items():
         lines.append(_line(name, TRIED.get(name, ""), numbers))
-    total = {key: sum(numbers[key] for numbers in parts.values()) for key in ("tried", "failed", "seconds")}
+    total = {key: sum(numbers[key] for numbers in parts.values()) for key in ("tried", "failed", "left", "seconds")}
     lines.append(_line("in all", "", total))
     kind, environment = found["kind"], found["environment"]
     told = (
         f"{'A tenth of it' if kind['quick'] else 'All of it'}, seeds from {kind['seed']}, on {environment['device']}, "
         f"Python {environment['python']}, torch {environment['torch']}; made from {', '.join(found['commits'])}."
     )
+    for name, most in MEASURED.items():
+        if grown := [part["measured"][name] for part in parts.values() if name in part.get("measured", {})]:
+            told += most.format(max(grown))
+    if total["left"]:
+        whys = (f"{name} {n:,} ({why})" for name, part in parts.items() for why, n in part.get("skipped", {}).items())
+        told += f" **Could not be tried there:** {', '.join(whys)}."
     if found["missing"]:
         missing = ", ".join(f"{name} {left:,} of {count:,}" for name, (left, count) in found["missing"].items())
         told += f" **Not tried yet:** {missing}; `make torture` goes on with these."
@@ -73,8 +81,13 @@ def wide_table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, "", told])
 
 
-def _line(name: str, what: str, numbers: dict[str, int]) -> str:
-    return f"| {name} | {what} | {numbers['tried']:,} | {numbers['failed']:,} | {numbers['seconds'] / 60:.0f} |"
+def _left(numbers: dict[str, Any]) -> int:
+    return sum(numbers.get("skipped", {}).values())  # not in files of before
+
+
+def _line(name: str, what: str, numbers: dict[str, Any]) -> str:
+    counts = " | ".join(f"{numbers[key]:,}" for key in ("tried", "failed", "left"))
+    return f"| {name} | {what} | {counts} | {numbers['seconds'] / 60:.0f} |"
 
 
 if __name__ == "__main__":
