@@ -23,6 +23,7 @@ from dapcal.models.columns import Columns, named
 from dapcal.models.factories import moved
 from dapcal.models.factories import network as made_by
 from dapcal.models.fields import Field, Task
+from dapcal.models.formulas import Formulas
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import NETWORK, PLAIN, Reading, Source, Write, first_inputs
 from dapcal.models.row_notes import ignored_note
@@ -88,9 +89,9 @@ class NetworkModel:
         self._one_tensor()
         return network_files.read(path, reading, self.calibrated.example, self.shades)
 
-    def writer(self, path: Path) -> AbstractContextManager[Write]:
+    def writer(self, path: Path, formulas: Formulas | None = None) -> AbstractContextManager[Write]:
         """Writes a CSV or npz file."""
-        return writer(path, self.classes)
+        return writer(path, self.classes, formulas)
 
     def inputs(self, path: Path, most: int) -> Tensor:
         """The first inputs of an npz file, or of a folder of images with pixels from 0 to 1."""
