@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import dapcal
+from dapcal.cli.calibrate import _numbers as calibrate_numbers
 from dapcal.cli.calibrate import calibrate
 from dapcal.cli.score import score
 from dapcal.data import split
@@ -267,6 +269,16 @@ def test_a_regression_learns_its_noise_from_training_residuals_and_refines_it():
     np.testing.assert_allclose(columns["epistemic"].astype(float), prediction.epistemic[:, 0].sqrt(), rtol=1e-3)
     assert 0.05 < told["rmse"] < 0.5
     assert "probability" not in "".join(columns)
+
+
+def test_errors_and_distances_are_printed_as_people_write_numbers():
+    """An error of 171,234.6 read 1.712e+05, and a radius 1.41e+03."""
+    quality = {"rmse": 171234.6, "inputs": 60, "nll_before": 1.0, "nll_after": 1.0}
+    calibrated = SimpleNamespace(phi=12345.0, summary=lambda: SimpleNamespace(network=None))
+    fitted = SimpleNamespace(quality=quality, classes=(), task="regression", calibrated=calibrated)
+    lines = calibrate_numbers(fitted, 240, 1, {"features": 1412.3, "inputs": None}).splitlines()
+    for line in ("RMSE      171,235", "phi       12,345", "radius    features 1412, inputs none"):
+        assert line in lines
 
 
 def test_several_weights_are_a_deep_ensemble():

@@ -160,6 +160,15 @@ def test_a_column_that_is_the_same_in_every_row_stays_as_evidence_with_a_note(va
 
 
 @pytest.mark.parametrize(
+    ("value", "told"),
+    [(1, "1"), (0.0, "0"), (1.0, "1"), (171234.56, "171,234.56"), ("Oslo", "'Oslo'"), ("1 a", "'1 a'")],
+)
+def test_the_value_of_a_constant_column_is_noted_as_people_write_it(value, told):
+    encoder = fit_encoder(pa.table({"a": [value] * 7, "b": [0.1, 0.5] * 3 + [0.2], "y": [0.5] * 7}), "y")
+    assert encoder.notes[0].startswith(f"column `a` is {told} in every row")
+
+
+@pytest.mark.parametrize(
     "column",
     [
         pa.array([True, False, True, None]),

@@ -14,6 +14,7 @@ from cases import doubles
 from dapcal.distances import Distance, FittedSpace, mmd, nearest
 from dapcal.distances.projectors import Identity, project
 from dapcal.explain import explain, explainer, far_columns
+from dapcal.explain_words import verdict
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,14 @@ def test_the_space_that_decides_has_the_largest_excess_then_the_largest_share_of
     inside = {"pre_distance": 0.0, "radius": 2.0}
     assert decides({**inside, "raw": 1.0}, {**inside, "raw": 1.5}) == 1
     assert decides({**inside, "raw": 1.0}, {**inside, "raw": 1.5, "radius": 10.0}) == 0
+
+
+def test_distances_in_words_have_no_powers_of_ten(explained):
+    """They read 1.41e+03 and 1.23e+04."""
+    far = replace(explained.farthest, raw=1412.3, radius=12345.6, pre_distance=9.0)
+    said = verdict(replace(explained, spaces=(far,)), 0.05)
+    assert "it lies 1412 from the training rows" in said
+    assert "where up to 12,346 (the radius) is usual" in said
 
 
 def test_json_holds_all_of_it(explained):

@@ -19,8 +19,11 @@ from typer.testing import CliRunner
 import previous_cases
 from dapcal import npz, tables
 from dapcal.cli import app
-from dapcal.models import table_fitting
+from dapcal.cli.common import output
+from dapcal.cli.predict_blocks import predicted_in_blocks
+from dapcal.models import load, table_fitting, writing
 from dapcal.models.formulas import Formulas
+from dapcal.models.model import PLAIN
 from dapcal.recipes import Recipe
 from dapcal.tables.encoder import fit_encoder
 from dapcal.tables.sources import MOST_COLUMNS
@@ -75,6 +78,70 @@ def test_formulas_are_noted_and_escaped_on_request(hostile, tmp_path):
     escaped = 1 + 60 + sum(row["prediction"] == FORMULA for row in before)
     notes = json.loads(safe.stdout)["notes"]
     assert any(note.startswith(f"{escaped} texts that a spreadsheet would run") for note in notes)
+
+
+@pytest.fixture(scope="module")
+def formula_column(tmp_path_factory) -> Path:
+    """A folder with a model that has a column called as a formula is spelt, and rows without a value in it."""
+    folder = tmp_path_factory.mktemp("formula")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 2))
+    table = pa.table({"=1+1": x[:, 0], "area": x[:, 1], "target": x.sum(1) + 0.1 * random.normal(size=120)})
+    recipe = Recipe(hidden=(4,), members=2, epochs=5, fast=True)
+    table_fitting.fit(table, "target", recipe=recipe).save(folder / "m.dap")
+    (folder / "new.csv").write_text("=1+1,area\n,0.1\n0.2,0.3\n")
+    return folder
+
+
+def in_blocks(folder: Path, out: Path, *, excel_safe: bool) -> list[str]:
+    """Notes of `dapcal predict --engine`, here with the engine of one machine."""
+    with output(as_json=False, quiet=True) as said:
+        about = {"engine_name": "local", "address": None, "brought": {}}
+        model = load(folder / "m.dap")
+        predicted_in_blocks(
+            model, folder / "m.dap", folder / "new.csv", PLAIN, out, 1.0, 0.95, said, excel_safe, **about
+        )
+    return said.notes
+
+
+def on_one_machine(folder: Path, out: Path, *, excel_safe: bool) -> list[str]:
+    words = ["predict", folder / "m.dap", folder / "new.csv", "-o", out, "--alpha", 1, "--json"]
+    done = run(*words, *["--excel-safe"] * excel_safe)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["notes"]
+
+
+@pytest.mark.parametrize("notes_of", [on_one_machine, in_blocks])
+def test_names_of_columns_in_cells_are_noted_and_escaped_as_all_texts(formula_column, tmp_path, notes_of):
+    """They stood in `missing` and `unusual` as they are, without a note."""
+    out = tmp_path / "out.csv"
+    notes = notes_of(formula_column, out, excel_safe=False)
+    first = rows_of(out)[0]
+    assert first["missing"] == "=1+1"
+    assert first["unusual"].startswith("=1+1: missing")
+    found = sum(row[name].startswith("=1+1") for row in rows_of(out) for name in ("missing", "unusual"))
+    assert any(note.startswith(f"{found} texts begin as a formula does") for note in notes)
+    notes = notes_of(formula_column, out, excel_safe=True)
+    first = rows_of(out)[0]
+    assert first["missing"] == "'=1+1"
+    assert first["unusual"].startswith("'=1+1: missing")
+    assert not any(text.startswith("=") for row in rows_of(out) for text in row.values())
+    assert any(note.startswith(f"{found} texts that a spreadsheet would run") for note in notes)
+
+
+def test_texts_of_a_network_are_noted_and_escaped(tmp_path):
+    formulas = Formulas(escape=True)
+    columns = {
+        "prediction": np.array(["=a", "b"], object),
+        "probability": np.ones((2, 2)),
+        "reason": np.array(["", "-c"]),
+    }
+    with writing.writer(tmp_path / "out.csv", ("=a", "b"), formulas) as write:
+        write({"@file": np.array(["+x", "y"])}, columns)
+    (first, second) = rows_of(tmp_path / "out.csv")
+    assert list(first) == ["'@file", "prediction", "probability_=a", "probability_b", "reason"]
+    assert [first["'@file"], first["prediction"], second["reason"]] == ["'+x", "'=a", "'-c"]
+    assert formulas.found == 4
 
 
 def test_what_is_not_for_spreadsheets_is_not_escaped(hostile, tmp_path):

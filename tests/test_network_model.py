@@ -345,6 +345,7 @@ def test_a_report_and_an_explanation_of_flat_inputs(own, tmp_path):
     assert subject.features == ("x0", "x1")
     assert subject.axes is not None
     assert subject.show(torch.tensor([[1.23456, 2.0]])) == [{"x0": "1.235", "x1": "2"}]
+    assert subject.show(torch.tensor([[171234.56, -2e4]])) == [{"x0": "171235", "x1": "-20000"}]
     write(subject, tmp_path / "report.html")
     assert "far.npz" in (tmp_path / "report.html").read_text()
     found = explain(subject.calibrated, subject.train.x, labelled(1, 3).x + 9, subject.features)

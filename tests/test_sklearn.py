@@ -254,6 +254,7 @@ def test_bounds_are_those_given(prices):
     [
         ((1, None), "The target goes from .*, beyond `bounds`; correct those rows, or widen them"),
         ((3, 1), "`bounds` as least,greatest, got 3,1; exchange them"),
+        ((2e6, 1e6), "`bounds` as least,greatest, got 2000000,1000000; exchange them"),
         (5, r"Expected `bounds` as \(least, greatest\), None for no limit, e.g. \(0, None\), got 5"),
         ("ab", "Expected `bounds` as"),
         ((0, 1, 2), "Expected `bounds` as"),

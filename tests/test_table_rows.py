@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from dapcal.models.row_notes import RowNotes
 from dapcal.tables.encoder import Encoder, fit_encoder
 from dapcal.tables.rows import RowEncoder
 
@@ -68,3 +69,16 @@ def test_one_row_is_answered_as_it_is_among_others(encoder):
     rows = [{"a": 0.5 * k, "b": None, "city": "Oslo", "street": "x", "day": "2024-01-02"} for k in range(9)]
     encode = RowEncoder(encoder)
     assert torch.equal(encode(rows), torch.cat([encode([row]) for row in rows]))
+
+
+def test_a_blank_date_is_noted_as_a_blank_number_is(encoder):
+    """It counts as the mean date, and was said to be a category of its own."""
+    row = {"a": None, "b": 1.0, "city": "Rome", "street": None, "day": None}
+    told = "1 row without a value, none in training"
+    assert RowNotes(encoder)([row]) == [
+        f"column `a`: {told}; there the mean stands for it",
+        f"column `street`: {told}; it counts as a category of its own",
+        f"column `day`: {told}; there the mean stands for it",
+    ]
+    x = RowEncoder(encoder)([row])
+    assert x[0, encoder.names.index("day")] == 0

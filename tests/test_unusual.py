@@ -16,7 +16,7 @@ from dapcal.models.drift import Sample, drifts
 from dapcal.models.table_fitting import fit
 from dapcal.models.unusual import _WORDS
 from dapcal.recipes import Recipe
-from dapcal.tables import fit_encoder
+from dapcal.tables import Category, Encoder, fit_encoder
 from table_cases import run
 
 
@@ -162,6 +162,22 @@ def test_columns_that_moved_are_found_and_told():
     assert found["rooms"].what == "missing in 0 % of the rows in training, 30 % here"
     assert found["city"].what.startswith("'Rome' 3")
     assert drifts(encoder, encoder(table).x, encoder(new).x[:10]) == []  # too few to tell
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("codes", [(), ((2.0,), (-1.0,), (3.0,))])
+def test_levels_of_columns_with_codes_and_of_open_ones_are_told_apart(is_open, codes):
+    """What the target was at a level, or a rare level, was taken for a mark of missing values."""
+    street = Category("street", ("high", "low"), ("mews",), missing=False, open=is_open, codes=codes)
+    encoder = Encoder((street,), "price")
+    train, new = (
+        pa.table({"street": [*["high"] * a, *["low"] * b, *["mews"] * c]}) for a, b, c in ((99, 51, 50), (0, 40, 0))
+    )
+    (found,) = drifts(encoder, encoder(train).x, encoder(new).x)
+    assert found.what == "'low' 26 % in training, 100 % here"
+    blank = pa.table({"street": [*[None] * 30, *["high"] * 5, *["low"] * 3, *["mews"] * 2]})
+    (found,) = drifts(encoder, encoder(train).x, encoder(blank).x)
+    assert found.what == "missing in 0 % of the rows in training, 75 % here"
 
 
 def test_a_sample_of_a_stream_is_drawn_evenly():

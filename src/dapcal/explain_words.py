@@ -15,10 +15,10 @@ def verdict(found: Explanation, alpha: float) -> str:
     """Whether the row is out of distribution, why, and how far it lies from the training rows."""
     said = f"yes, {found.reason}" if found.reason else "yes" if found.p_value <= alpha else "no"
     reach = found.farthest
-    radius = "" if reach.radius is None else f", where up to {reach.radius:.3g} (the radius) is usual"
+    radius = "" if reach.radius is None else f", where up to {amount(reach.radius, 3)} (the radius) is usual"
     return (
-        f"Out of distribution: {said} (p-value {found.p_value:.3g}); it lies {reach.raw:.3g} from the training rows in "
-        f"the space of {reach.space}{radius}"
+        f"Out of distribution: {said} (p-value {found.p_value:.3g}); it lies {amount(reach.raw, 3)} from the training "
+        f"rows in the space of {reach.space}{radius}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.amounts import amount
 from dapcal.errors import NothingToCalibrate
 from dapcal.storing import Stores
 from dapcal.types import DapcalWarning, Scale
@@ -76,8 +77,8 @@ def search(
     grid = reached[reached.isfinite()].unique()
     if len(grid) < 3:
         raise ValueError(
-            f"The scale {scale} reaches no useful factors (typical ones lie around {unit:.3g}); use a larger upper end "
-            "or dapcal.calibration.scales.Exp()"
+            f"The scale {scale} reaches no useful factors (typical ones lie around {amount(unit, 3)}); use a larger "
+            "upper end or dapcal.calibration.scales.Exp()"
         )
     if reached.isposinf().any():  # g stays under an upper end: go on towards it
         grid = torch.cat([grid, grid[-1] + torch.arange(1.0, 9.0, dtype=torch.float64)])
@@ -96,8 +97,8 @@ def search(
         best = _best(tried, limit)
     if best is None:
         raise NothingToCalibrate(
-            f"No φ keeps the held-out NLL within {guard} nats of what it was before, {known:.4g} (the smallest "
-            f"found is {min(p.nll for p in tried.values()):.4g}); raise `guard`, or set guard=None"
+            f"No φ keeps the held-out NLL within {guard} nats of what it was before, {amount(known)} (the smallest "
+            f"found is {amount(min(p.nll for p in tried.values()))}); raise `guard`, or set guard=None"
         )
     for _ in range(rounds):
         ordered = sorted(tried)
@@ -150,16 +151,16 @@ def _warn_at_edge(best: float, tried: dict[float, Point], first: float, last: fl
 
     if best == first or as_good(first):
         warnings.warn(
-            f"No distance improves the calibration loss (uncalibrated {base.loss:.4g}): φ = {best:.3g} is the lower "
-            "edge of the search, where the posterior is left as it was. Check the OOD inputs (`ood`), or loosen the "
-            "guard",
+            f"No distance improves the calibration loss (uncalibrated {amount(base.loss)}): φ = {amount(best, 3)} is "
+            "the lower edge of the search, where the posterior is left as it was. Check the OOD inputs (`ood`), or "
+            "loosen the guard",
             DapcalWarning,
             stacklevel=4,
         )
     elif math.isfinite(last) and (best == last or as_good(last)):
         remedy = "Set a guard (e.g. guard=0.01)" if math.isinf(limit) else "Tighten the guard"
         warnings.warn(
-            f"The calibration loss still falls at the upper edge of the search, φ = {best:.3g}: it has no inner "
+            f"The calibration loss still falls at the upper edge of the search, φ = {amount(best, 3)}: it has no inner "
             f"minimum. {remedy}, or another loss",
             DapcalWarning,
             stacklevel=4,

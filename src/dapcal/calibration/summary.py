@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dapcal import metrics
+from dapcal.amounts import amount
 from dapcal.calibration.reference import Reference, alone, outputs_alone
 from dapcal.data import Labelled
 from dapcal.ensembles import base_ensemble, read_by
@@ -191,7 +192,7 @@ def _words(quality: Quality) -> str:
     if quality.calibration_error is not None:
         parts.append(f"calibration error {quality.calibration_error:.3f}")
     if quality.rmse is not None:
-        parts.append(f"RMSE {quality.rmse:.4g}")
+        parts.append(f"RMSE {amount(quality.rmse)}")
     if quality.coverage is not None:
         parts.append(f"95 % intervals hold {100 * quality.coverage:.1f} %")
     return ", ".join(parts)

@@ -167,8 +167,10 @@ def _of_texts(
 
 
 def _numbers(fitted: NetworkModel, train: int, networks: int, radius: dict[str, float | None]) -> str:
+    from dapcal.amounts import amount
+
     quality = fitted.quality
-    measure = ("accuracy", f"{quality['accuracy']:.4f}") if fitted.classes else ("RMSE", f"{quality['rmse']:.4g}")
+    measure = ("accuracy", f"{quality['accuracy']:.4f}") if fitted.classes else ("RMSE", amount(quality["rmse"]))
     before = [f"without distances: {quality['nll_before']:.4f}"]
     if (alone := _nll_of_network(fitted)) is not None:
         before.append(f"the network as it was: {alone:.4f}")
@@ -179,8 +181,8 @@ def _numbers(fitted: NetworkModel, train: int, networks: int, radius: dict[str, 
         ("networks", f"an ensemble of {networks}" if networks > 1 else "one"),
         measure,
         ("NLL", f"{quality['nll_after']:.4f} ({', '.join(before)})"),
-        ("phi", f"{fitted.calibrated.phi:.4g}"),
-        ("radius", ", ".join(f"{name} {'none' if r is None else f'{r:.3g}'}" for name, r in radius.items())),
+        ("phi", amount(fitted.calibrated.phi)),
+        ("radius", ", ".join(f"{name} {'none' if r is None else amount(r, 3)}" for name, r in radius.items())),
     ]
     return "\n".join(f"{name:<10}{text}" for name, text in rows)
 

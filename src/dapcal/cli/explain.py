@@ -127,12 +127,13 @@ def _answer(subject: Subject, answer: Answer) -> str:
 
 def _neighbours(subject: Subject, found: Explanation, x: Tensor) -> list[list[str]]:
     """The row above its nearest training rows."""
+    from dapcal.amounts import amount
     from dapcal.explain_words import grid
 
     near = _near(found, x)
     train = subject.train.x[list(near.rows)]
     rows = [one if isinstance(one, dict) else {} for one in (*subject.show(x), *subject.show(train))]
-    labels = ["this row", *(f"training row at {distance:.3g}" for distance in near.distances)]
+    labels = ["this row", *(f"training row at {amount(distance, 3)}" for distance in near.distances)]
     return grid(found, rows, labels, ["?", *_targets(subject, list(near.rows))], subject.target)
 
 

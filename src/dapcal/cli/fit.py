@@ -219,7 +219,7 @@ def _numbers(summary: Summary) -> str:
 
     value = f"{summary.value:.4f}" if summary.measure == "accuracy" else amount(summary.value)
     radius = ", ".join(
-        f"{name} {'none' if start is None else f'{start:.3g}'}" for name, start in summary.radius.items()
+        f"{name} {'none' if start is None else amount(start, 3)}" for name, start in summary.radius.items()
     )
     rows = [
         ("rows", f"{summary.train_rows:,} to learn from, {summary.held_out:,} held out, {summary.columns} columns"),
@@ -227,7 +227,7 @@ def _numbers(summary: Summary) -> str:
         (summary.measure, value),
         ("NLL", f"{summary.nll:.4f} (without distances: {summary.base_nll:.4f})"),
         ("adjusted", summary.adjustment),
-        ("phi", "none" if summary.adjustment == "none" else f"{summary.phi:.4g}"),
+        ("phi", "none" if summary.adjustment == "none" else amount(summary.phi)),
         ("radius", radius),
     ]
     return "\n".join(f"{name:<10}{text}" for name, text in rows)

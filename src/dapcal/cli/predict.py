@@ -141,13 +141,9 @@ def predicted(
     for note in source.notes():
         said.note(note)
     rows, written, tally = 0, 0, Tally(model)
-    with destination(out) as local, model.writer(local) as write:
+    with destination(out) as local, model.writer(local, formulas if is_sheet else None) as write:
         for batch, columns in answered(model, source, level=level, alpha=alpha):
-            beside, told = batch.beside, columns
-            if is_sheet:
-                beside = formulas.names(formulas.values(beside))
-                told = columns | formulas.values({"prediction": columns["prediction"]})
-            rows, written = rows + len(batch.x), written + write(beside, told)
+            rows, written = rows + len(batch.x), written + write(batch.beside, columns)
             tally.add(counted(columns), columns, batch.targets)
             tally.add_inputs(batch.x)
             said.progress("predicting", tally.rows, None if source.total is None else max(source.total, tally.rows))

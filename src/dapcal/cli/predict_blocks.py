@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from dapcal.engines import Engine
     from dapcal.models import Model
     from dapcal.models.blocks import Answer, Asked, Block
-    from dapcal.models.formulas import Formulas
     from dapcal.models.model import Reading
     from dapcal.models.parts import Parts
     from dapcal.models.table import TableModel
@@ -73,8 +72,7 @@ def predicted_in_blocks(
         for answer in _answers(engine, model, asked, missing, parts):
             for told in answer.notes:
                 warnings.warn(told, DapcalWarning, stacklevel=1)
-            beside, table = _harmless(formulas, answer) if is_sheet else (answer.beside, answer.table)
-            write(with_beside(beside, table))
+            write(with_beside(answer.beside, answer.table, formulas if is_sheet else None))
             met.add(answer.met)
             tally.sample.add_drawn(answer.met.x, answer.counted.rows)
             tally.add(answer.counted, answer.columns, answer.targets)
@@ -126,14 +124,6 @@ class _Missing:
             if not self.parts.has(number):
                 self.numbers.append(number)
                 yield block
-
-
-def _harmless(formulas: Formulas, answer: Answer) -> tuple[dict[str, Any], pa.Table]:
-    """As `predicted` has it, where a spreadsheet may open the file."""
-    table = answer.table
-    place = table.column_names.index("prediction")
-    told = formulas.values({"prediction": table["prediction"]})["prediction"]
-    return formulas.names(formulas.values(answer.beside)), table.set_column(place, "prediction", told)
 
 
 def _about(

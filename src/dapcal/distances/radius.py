@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dapcal.amounts import amount
 from dapcal.errors import NothingToCalibrate
 from dapcal.records import DapcalWarning
 from dapcal.storing import Stores
@@ -59,7 +60,7 @@ def fit_radius(raw: Tensor, quantile: float, name: str) -> Radius:
         start = float(positive.min())
         warnings.warn(
             f"{100 * quantile:.0f} % of the held-out inputs have distance 0 in the {name} space (duplicate rows?): the "
-            f"radius starts at the smallest positive distance, {start:.3g}",
+            f"radius starts at the smallest positive distance, {amount(start, 3)}",
             DapcalWarning,
             stacklevel=2,
         )

@@ -133,15 +133,15 @@ def _shown(column: Number | Date, value: float) -> str:
 
 
 def _category(column: Category, train: np.ndarray, new: np.ndarray) -> list[Drift]:
-    mark = column.width - 2
-    blank = [x[:, mark] > 0.5 if column.marked else np.zeros(len(x), bool) for x in (train, new)]
+    train, new = (x[:, : column.indicators] for x in (train, new))
+    blank = [np.zeros(len(x), bool) if column.mark is None else x[:, column.mark] > 0.5 for x in (train, new)]
     levels = [x[~missing].argmax(1) for x, missing in zip((train, new), blank, strict=True)]
     found = _missing(column.name, *blank)
     if all(len(part) for part in levels):
-        counts = np.stack([np.bincount(part, minlength=column.width) for part in levels])  # (2, levels)
+        counts = np.stack([np.bincount(part, minlength=column.indicators) for part in levels])  # (2, levels)
         shares = counts / counts.sum(1, keepdims=True)
         largest = int(np.abs(shares[1] - shares[0]).argmax())
-        name = column.decode(np.eye(column.width)[[largest]])[0]
+        name = column.decode(np.eye(column.indicators)[[largest]])[0]
         what = f"{name!r} {100 * shares[0, largest]:.0f} % in training, {100 * shares[1, largest]:.0f} % here"
         difference = float(np.abs(shares[1] - shares[0]).sum() / 2)
         found.append(Drift(column.name, what, difference, _chi_squared(counts)))

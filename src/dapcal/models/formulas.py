@@ -43,6 +43,10 @@ class Formulas:
             raise ValueError("--excel-safe would write two columns of one name; rename one in the table")
         return dict(zip(safe, columns.values(), strict=True))
 
+    def cells(self, beside: Mapping[str, Any], predicted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Columns beside the predictions, with their names, and those of the predictions, as they are to be written."""
+        return self.names(self.values(beside)), self.values(predicted)
+
     def note(self) -> str:
         """What was found, in words; empty where nothing was."""
         if not self.found:

@@ -17,6 +17,7 @@ from torch import Tensor
 from dapcal.calibrate import Calibrated
 from dapcal.models.columns import Columns
 from dapcal.models.fields import Field, Task
+from dapcal.models.formulas import Formulas
 from dapcal.models.subject import Subject
 from dapcal.records import ALPHA, LEVEL
 
@@ -61,8 +62,13 @@ class Model(Protocol):
         """The inputs of a file or folder, in batches."""
         ...
 
-    def writer(self, path: Path) -> AbstractContextManager[Write]:
-        """Writes predictions batch by batch; the file appears when all is well."""
+    def writer(self, path: Path, formulas: Formulas | None = None) -> AbstractContextManager[Write]:
+        """Writes predictions batch by batch; the file appears when all is well.
+
+        Args:
+            path: of the file.
+            formulas: finds texts that a spreadsheet would run; None where no spreadsheet opens the file.
+        """
         ...
 
     def inputs(self, path: Path, most: int) -> Tensor:

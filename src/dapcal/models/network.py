@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal import artifact
+from dapcal.amounts import amount
 from dapcal.artifact import Stored
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
@@ -23,6 +24,7 @@ from dapcal.models.columns import Columns, named
 from dapcal.models.factories import moved
 from dapcal.models.factories import network as made_by
 from dapcal.models.fields import Field, Task
+from dapcal.models.formulas import Formulas
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import NETWORK, PLAIN, Reading, Source, Write, first_inputs
 from dapcal.models.row_notes import ignored_note
@@ -88,9 +90,9 @@ class NetworkModel:
         self._one_tensor()
         return network_files.read(path, reading, self.calibrated.example, self.shades)
 
-    def writer(self, path: Path) -> AbstractContextManager[Write]:
+    def writer(self, path: Path, formulas: Formulas | None = None) -> AbstractContextManager[Write]:
         """Writes a CSV or npz file."""
-        return writer(path, self.classes)
+        return writer(path, self.classes, formulas)
 
     def inputs(self, path: Path, most: int) -> Tensor:
         """The first inputs of an npz file, or of a folder of images with pixels from 0 to 1."""
@@ -185,7 +187,7 @@ class NetworkModel:
         if len(self.input_shape) == 3 and self.input_shape[0] in (1, 3) and x.is_floating_point():
             low, high = self.shades
             return [Picture(image_png(image, low, high)) for image in x]
-        return [{f"x{i}": f"{value:.4g}" for i, value in enumerate(row[:_SHOWN].tolist())} for row in x.flatten(1)]
+        return [{f"x{i}": _shown(value) for i, value in enumerate(row[:_SHOWN].tolist())} for row in x.flatten(1)]
 
     @property
     def shades(self) -> tuple[float, float]:
@@ -268,10 +270,15 @@ def _quality(found: Any) -> dict[str, float]:
     return found
 
 
+def _shown(value: float) -> str:
+    """Without commas, as programs read it, too."""
+    return amount(value).replace(",", "")
+
+
 def _some(values: Tensor) -> str:
     """The first numbers of one input."""
     flat = values.flatten()
-    return " ".join(f"{value:.4g}" for value in flat[:_SHOWN].tolist()) + (" …" if flat.numel() > _SHOWN else "")
+    return " ".join(map(_shown, flat[:_SHOWN].tolist())) + (" …" if flat.numel() > _SHOWN else "")
 
 
 def on_device(data: Labelled, device: torch.device) -> Labelled:

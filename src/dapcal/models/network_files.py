@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dapcal.amounts import amount
 from dapcal.models import arrays
 from dapcal.models.image_folders import Decoder, image_files
 from dapcal.models.model import Batch, Reading, Source
@@ -68,7 +69,8 @@ def _images(folder: Path, reading: Reading, shape: tuple[int, ...], shades: tupl
     if not reading.given("mean", "std") and shades != (0.0, 1.0):
         low, high = shades
         notes.append(
-            f"pixels are read as 0 to 1, but held-out inputs went from {low:.3g} to {high:.3g}; see --mean, --std"
+            f"pixels are read as 0 to 1, but held-out inputs went from {amount(low, 3)} to {amount(high, 3)}; see "
+            "--mean, --std"
         )
     return Source(batches(), "inputs", len(files), True, lambda: notes)
 

@@ -37,7 +37,7 @@ def notes(
         for name, found in unknown.items()
     ]
     for name, count in imputed.items():
-        filled = "there the mean stands for it" if encoder.expected[name] == "number" else _BLANK[marked[name]]
+        filled = _BLANK[marked[name]] if encoder.expected[name] == "category" else "there the mean stands for it"
         told.append(f"column `{name}`: {_rows(count)} without a value, none in training; {filled}")
     return told + ignored_note(ignored)
 

@@ -29,6 +29,7 @@ from dapcal.models import table_files
 from dapcal.models.columns import Columns, Unit, flat, in_unit, named
 from dapcal.models.drift import drifts
 from dapcal.models.fields import Field
+from dapcal.models.formulas import Formulas
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
 from dapcal.models.model import PLAIN, TABLE, Reading, Source, Write, first_inputs
 from dapcal.models.row_notes import RowNotes
@@ -146,12 +147,12 @@ class TableModel:
             raise ValueError(f"A table's model takes no {given} (they are for arrays and images); leave them out")
 
     @contextmanager
-    def writer(self, path: Path) -> Iterator[Write]:
+    def writer(self, path: Path, formulas: Formulas | None = None) -> Iterator[Write]:
         """Writes a CSV, TSV or Parquet file; a column beside the predictions that has the name of one gets a mark."""
         with table_writer(path) as append:
 
             def write(beside: Mapping[str, Any], columns: Columns) -> int:
-                table = with_beside(beside, self.table(columns))
+                table = with_beside(beside, self.table(columns), formulas)
                 append(table)
                 return len(table)
 
@@ -377,9 +378,12 @@ def _objects(values: Sequence[Any]) -> np.ndarray:
     return found
 
 
-def with_beside(kept: Mapping[str, Any], predicted: pa.Table) -> pa.Table:
+def with_beside(kept: Mapping[str, Any], predicted: pa.Table, formulas: Formulas | None = None) -> pa.Table:
     """Copied columns before the predictions; one of the same name as a prediction gets a mark."""
-    marked = {f"input_{name}" if name in predicted.column_names else name: values for name, values in kept.items()}
+    columns = dict(zip(predicted.column_names, predicted.columns, strict=True))
+    if formulas is not None:
+        kept, columns = formulas.cells(kept, columns)
+    marked = {f"input_{name}" if name in columns else name: values for name, values in kept.items()}
     if len(marked) < len(kept):
         raise ValueError("--keep would write two columns of one name (input_…); rename one in the table")
-    return pa.table({**marked, **dict(zip(predicted.column_names, predicted.columns, strict=True))})
+    return pa.table({**marked, **columns})

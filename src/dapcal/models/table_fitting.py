@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dapcal import recipes
+from dapcal.amounts import amount
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
 from dapcal.models.table_weights import row_weights
@@ -123,7 +124,7 @@ def _logarithm(
         return None
     amounts = torch.tensor(numbers(column, name))
     if asked and not amounts.min() > 0:
-        raise ValueError(f"--log needs a target above 0, and `{name}` goes down to {float(amounts.min()):g}")
+        raise ValueError(f"--log needs a target above 0, and `{name}` goes down to {amount(float(amounts.min()))}")
     if asked is False or not (asked or recipes.may_be_logarithmic(amounts)):
         return None
     found = recipes.logarithm(x, amounts, seed)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from dapcal.amounts import amount
 from dapcal.tables.columns import find, nearest
 from dapcal.tables.targets import Classes, Numbers
 from dapcal.tables.values import numbers
@@ -44,7 +45,7 @@ def _of_column(rows: pa.Table, name: str) -> Tensor:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ValueError(
-            f"Expected numbers >= 0 in `{name}`, the weights, got {values[row]:g} in row {row + 1}; fill it in"
+            f"Expected numbers >= 0 in `{name}`, the weights, got {amount(values[row])} in row {row + 1}; fill it in"
         )
     if not values.sum() > 0:
         raise ValueError(f"Expected a weight above 0 in `{name}`, got none; choose another column")
@@ -68,6 +69,6 @@ def _of_classes(y: Tensor, goal: Classes | Numbers, given: str | Mapping[str, fl
                 + (f"; did you mean {near!r}?" if near else f"; it has {', '.join(goal.labels[:10])}")
             )
         if not 0 < value < float("inf"):
-            raise ValueError(f"Expected a weight above 0 for class {name!r}, got {value:g}")
+            raise ValueError(f"Expected a weight above 0 for class {name!r}, got {amount(value)}")
         each[goal.labels.index(name)] = value
     return each[y]

@@ -13,20 +13,21 @@ import numpy as np
 
 from dapcal.files import complete_or_absent
 from dapcal.models.columns import Columns, flat
+from dapcal.models.formulas import Formulas
 from dapcal.models.model import Write
 
 SUFFIXES = (".csv", ".npz")
 
 
 @contextmanager
-def writer(path: Path, classes: Sequence[str]) -> Iterator[Write]:
+def writer(path: Path, classes: Sequence[str], formulas: Formulas | None = None) -> Iterator[Write]:
     """A function that appends rows to the file, which appears when all is well."""
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"Expected --out as a {' or '.join(SUFFIXES)} file, got {path}")
     with complete_or_absent(path) as part:
         if path.suffix.lower() == ".csv":
             with part.open("w", encoding="utf-8", newline="") as text:
-                yield _to_csv(csv.writer(text, lineterminator="\n"), classes)
+                yield _to_csv(csv.writer(text, lineterminator="\n"), classes, formulas)
         else:
             batches: list[Columns] = []
             yield _to_list(batches)
@@ -34,11 +35,13 @@ def writer(path: Path, classes: Sequence[str]) -> Iterator[Write]:
             _savez(part, joined | ({"classes": np.asarray(classes)} if classes else {}))
 
 
-def _to_csv(rows: Any, classes: Sequence[str]) -> Write:
+def _to_csv(rows: Any, classes: Sequence[str], formulas: Formulas | None) -> Write:
     begun = False
 
     def write(beside: Mapping[str, Any], columns: Columns) -> int:
         nonlocal begun
+        if formulas is not None:
+            beside, columns = formulas.cells(beside, columns)
         texts = {name: _texts(values) for name, values in flat({**beside, **columns}, classes).items()}
         if not begun:
             rows.writerow(texts)

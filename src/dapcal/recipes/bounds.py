@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import isinf
 
+from dapcal.amounts import amount
+
 Limits = tuple[float | None, float | None]
 """Least and greatest value in the target's own unit; None: there is none."""
 
@@ -38,10 +40,11 @@ def limits_of(least: float, greatest: float, given: Limits | None, name: str, op
         return (0.0 if least >= -slack else None), None
     lower, upper = given
     if lower is not None and upper is not None and not lower < upper:
-        raise ValueError(f"Expected {option} as least,greatest, got {lower:g},{upper:g}; exchange them")
+        raise ValueError(f"Expected {option} as least,greatest, got {lower:.15g},{upper:.15g}; exchange them")
     if (lower is not None and least < lower - slack) or (upper is not None and greatest > upper + slack):
         raise ValueError(
-            f"{name} goes from {least:.6g} to {greatest:.6g}, beyond {option}; correct those rows, or widen them"
+            f"{name} goes from {amount(least, 6)} to {amount(greatest, 6)}, beyond {option}; correct those rows, or "
+            "widen them"
         )
     return given
 

@@ -67,7 +67,7 @@ class RowExplanation(Explanation):
 
     def _grid(self) -> list[list[str]]:
         near = self.neighbours
-        labels = [f"row {self.row}", *(f"training row {one.row} at {one.distance:.3g}" for one in near)]
+        labels = [f"row {self.row}", *(f"training row {one.row} at {amount(one.distance, 3)}" for one in near)]
         targets = ["?", *(amount(one.target) if isinstance(one.target, float) else str(one.target) for one in near)]
         return grid(self, [self.values, *(one.values for one in near)], labels, targets, self.target)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dapcal.amounts import amount
 from dapcal.tables.columns import MAX_LEVELS, Category, Number
 from dapcal.tables.date_texts import are_dates, are_times
 from dapcal.tables.dates import Date, days_of, fit_date
@@ -24,6 +25,7 @@ _FEWEST_IDS = 60  # numbers; of as few or fewer, all may well be different by ch
 _LONGEST_IDS = 4  # times the rows, over which ids spread at most: three of four may lie in another file
 _REPEATS = 7  # numbers that occur twice, of which chance would give as many: it gives none with chance exp(−7)
 _YEARS = 1800, 2100
+_ALL_DIGITS = 15  # of a number as the file has it
 
 
 def fit_column(
@@ -129,7 +131,7 @@ def _fit_number(
     center, deviation = mean_and_deviation(present, name)
     note = None
     if not deviation and len(present) == len(all_values) > 1:
-        note = _constant(name, present[0])
+        note = _constant(name, amount(present[0], _ALL_DIGITS))
     elif not learnt and len(present) == len(all_values) and are_ids(present):
         return None, ids_left_out(name)
     elif not learnt and len(present) == len(all_values) > 20 and (np.diff(np.sort(present)) == 1).all():
@@ -158,7 +160,7 @@ def _fit_category(text: pa.ChunkedArray, seen: pa.ChunkedArray, name: str) -> tu
     rows = {n["values"]: n["counts"] for n in pc.value_counts(known).to_pylist()}
     counts = sorted((-n["counts"], n["values"]) for n in pc.value_counts(present).to_pylist() if n["values"] in rows)
     levels = [level for _, level in counts]
-    note = _constant(name, levels[0]) if distinct == 1 and len(present) == len(text) > 1 else None
+    note = _constant(name, short(levels[0])) if distinct == 1 and len(present) == len(text) > 1 else None
     once = sum(n == 1 for n in rows.values())
     # Good and Turing: a new row is new with chance once/rows
     is_open = once >= MANY_ONCE and once > OPEN * len(known)
@@ -176,9 +178,9 @@ def _fit_category(text: pa.ChunkedArray, seen: pa.ChunkedArray, name: str) -> tu
     return Category(name, tuple(levels[:apart]), tuple(levels[apart:]), missing, open=is_open), note
 
 
-def _constant(name: str, value: object) -> str:
+def _constant(name: str, value: str) -> str:
     """It stays, as evidence: a row of another kind than all training rows must not pass as one of them."""
-    return f"column `{name}` is {short(value)} in every row: it tells nothing, and another value will count as unusual"
+    return f"column `{name}` is {value} in every row: it tells nothing, and another value will count as unusual"
 
 
 def _time_advice(name: str) -> str:

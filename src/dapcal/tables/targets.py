@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from dapcal.amounts import amount
 from dapcal.tables.columns import LIMIT, find, nearest
 from dapcal.tables.date_texts import are_dates
 from dapcal.tables.fitting import mean_and_deviation
@@ -117,7 +118,7 @@ class Numbers:
             low = values <= 0
             if low.any():
                 raise ValueError(
-                    f"Row {first_row + int(np.argmax(low))}: the target is {values[low][0]:g}, and those of the "
+                    f"Row {first_row + int(np.argmax(low))}: the target is {amount(values[low][0])}, and those of the "
                     "training rows are all above 0; correct it"
                 )
             values = np.log(values)
@@ -246,10 +247,11 @@ def _fit_numbers(column: pa.ChunkedArray, name: str) -> Numbers:
     center, scale = mean_and_deviation(values, name)
     if not scale and values.min() < values.max():  # squares of numbers below 1e-162 are 0
         raise ValueError(
-            f"The target's values differ by {np.ptp(values):.3g} around {values[0]:.3g}, too little to see; rescale"
+            f"The target's values differ by {amount(np.ptp(values), 3)} around {amount(values[0], 3)}, too little to "
+            "see; rescale"
         )
     if not scale:
-        raise ValueError(f"The target is {values[0]:g} in every row; there is nothing to predict")
+        raise ValueError(f"The target is {amount(values[0])} in every row; there is nothing to predict")
     return Numbers(center, scale)
 
 
