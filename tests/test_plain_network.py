@@ -13,7 +13,7 @@ from dapcal.ensembles import base_ensemble
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import dropout, laplace
-from dapcal.posteriors.plain import likelihood_for
+from dapcal.posteriors.plain import likelihood_for, refuse_sigmoids
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # few held-out inputs are wrong
 
@@ -105,6 +105,62 @@ def test_outputs_of_a_softmax_are_refused():
     network = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
     with pytest.raises(ValueError, match="logits"):
         likelihood_for(network, Labelled(torch.randn(4, 2), torch.tensor([0, 1, 1, 0])))
+
+
+class _Squashed(nn.Module):
+    """Probabilities in place of logits, made in the forward method, where no layer shows it."""
+
+    def __init__(self, network, squash):
+        super().__init__()
+        self.network, self.squash = network, squash
+
+    def forward(self, x):
+        return self.squash(self.network(x))
+
+
+@pytest.mark.parametrize("as_layer", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    ("outputs", "likelihood", "words"), [(1, Bernoulli(), "as a sigmoid does"), (3, Categorical(), "as a softmax does")]
+)
+def test_probabilities_in_place_of_logits_are_refused(outputs, likelihood, words, given, as_layer):
+    network, train, held_out = trained(outputs)
+    order = train[1].sort().indices  # a file is often sorted by its classes
+    train = train[0][order], train[1][order]
+    last, squash = (nn.Sigmoid(), torch.sigmoid) if outputs == 1 else (nn.Softmax(-1), lambda z: z.softmax(-1))
+    squashed = nn.Sequential(network, last) if as_layer else _Squashed(network, squash)
+    with pytest.raises(ValueError, match=words):
+        dapcal.calibrate(squashed, likelihood if given else None, train=train, held_out=held_out)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("scale", [0.0, 0.02, 0.3])
+def test_logits_near_zero_are_no_probabilities(scale, share):
+    """Of networks that have learnt nothing, or next to nothing, with all of their logits in [0, 1]."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        outputs = (0.1 + scale * torch.rand(256, 1, generator=generator)) * (scale > 0)
+        refuse_sigmoids(outputs, (torch.rand(256, generator=generator) < share).long())
+        both = torch.cat([outputs, outputs.flip(0)], 1)
+        refuse_sigmoids(both, (torch.rand(256, 2, generator=generator) < share).long())
+
+
+def test_logits_that_are_all_slightly_positive_are_no_probabilities():
+    """The truth is what they say as logits, between 0.5 and 0.73."""
+    for seed in range(50):
+        generator = torch.Generator().manual_seed(seed)
+        outputs = torch.rand(256, 1, generator=generator)
+        refuse_sigmoids(outputs, (torch.rand(256, 1, generator=generator) < outputs.sigmoid()).long()[:, 0])
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_probabilities_of_rare_and_of_frequent_classes_are_told_from_logits(share):
+    generator = torch.Generator().manual_seed(0)
+    p = (torch.logit(torch.tensor(share)) + 2 * torch.randn(256, 1, generator=generator)).sigmoid()
+    y = (torch.rand(256, 1, generator=generator) < p).long()[:, 0]
+    with pytest.raises(ValueError, match=r"torch\.logit"):
+        refuse_sigmoids(p, y)
+    refuse_sigmoids(torch.logit(p), y)
 
 
 def test_a_network_without_a_last_linear_layer_is_taken_whole_or_refused(monkeypatch):
