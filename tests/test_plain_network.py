@@ -12,7 +12,7 @@ from dapcal.data import Labelled
 from dapcal.ensembles import base_ensemble
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.posteriors import dropout, laplace
+from dapcal.posteriors import dropout, ensemble, laplace, map, swag, variational
 from dapcal.posteriors.plain import likelihood_for, refuse_sigmoids
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # few held-out inputs are wrong
@@ -161,6 +161,64 @@ def test_probabilities_of_rare_and_of_frequent_classes_are_told_from_logits(shar
     with pytest.raises(ValueError, match=r"torch\.logit"):
         refuse_sigmoids(p, y)
     refuse_sigmoids(torch.logit(p), y)
+
+
+def calibrated_as_it_is(network, likelihood, train):
+    return dapcal.calibrate(network, likelihood, train=train, held_out=train)
+
+
+FITS = {
+    "map": lambda network, likelihood, train: map.fit(network, likelihood, train, epochs=1),
+    "swag": lambda network, likelihood, train: swag.fit(network, likelihood, train, epochs=4),
+    "variational": lambda network, likelihood, train: variational.fit(network, likelihood, train, epochs=1),
+    "laplace": laplace.fit,
+    "ensemble": lambda network, likelihood, train: ensemble.fit(lambda: network, likelihood, train, epochs=1),
+    "trained": lambda network, likelihood, _: ensemble.of([network, network], likelihood),
+    "dropout": lambda network, likelihood, _: dropout.wrap(network, likelihood),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_no_posterior_is_fitted_around_a_last_layer_of_probabilities(fit):
+    network, train, _ = trained(3, steps=0, drop=0.1)
+    with pytest.raises(ValueError, match="ends in logits, got one that ends in Softmax; leave"):
+        fit(nn.Sequential(network, nn.Softmax(-1)), Categorical(), train)
+    one = trained(1, steps=0, drop=0.1)[0]
+    with pytest.raises(ValueError, match="ends in Sigmoid"):
+        fit(nn.Sequential(one, nn.Sequential(nn.Sigmoid())), Bernoulli(), (train[0], train[1].clamp_max(1)))
+
+
+def test_numbers_between_0_and_1_are_predicted_by_a_sigmoid_as_they_are():
+    network, (x, y), _ = trained("number", steps=0)
+    laplace.fit(nn.Sequential(network, nn.Sigmoid()), Gaussian(0.1), (x, y.sigmoid()))
+    laplace.fit(nn.Sequential(trained(3)[0], nn.LogSoftmax(-1)), Categorical(), (x, torch.arange(len(x)) % 3))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "words"),
+    [(Categorical, r"got the class Categorical; add \(\)"), ("categorical", "got 'categorical'")],
+)
+@pytest.mark.parametrize("fit", [*FITS.values(), calibrated_as_it_is], ids=[*FITS, "calibrate"])
+def test_a_class_in_place_of_a_likelihood_is_named(fit, likelihood, words):
+    network, train, _ = trained(3, steps=0, drop=0.1)
+    with pytest.raises(TypeError, match=words):
+        fit(network, likelihood, train)
+
+
+@pytest.mark.parametrize("likelihood", [None, Categorical()])
+def test_classes_from_1_to_k_are_to_be_numbered_from_0(likelihood):
+    network, (x, y), held_out = trained(3, steps=0)
+    with pytest.raises(ValueError, match="number them from 0: y - 1"):
+        dapcal.calibrate(network, likelihood, train=(x, y + 1), held_out=(held_out[0], held_out[1] + 1))
+
+
+def test_soft_labels_are_no_numbers():
+    network, (x, _), held_out = trained(3, steps=0)
+    soft = torch.rand(len(x), 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    with pytest.raises(ValueError, match=r"soft labels \(300, 3\).*y\.argmax\(1\).*multinomial.*Gaussian\(\)"):
+        dapcal.calibrate(network, train=(x, soft), held_out=(held_out[0], soft))
+    assert isinstance(likelihood_for(network, Labelled(x, 1.1 * soft)), Gaussian)
+    dapcal.calibrate(network, Gaussian(0.1), train=(x, soft), held_out=(held_out[0], soft))
 
 
 def test_a_network_without_a_last_linear_layer_is_taken_whole_or_refused(monkeypatch):

@@ -14,8 +14,10 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 
 from dapcal.data import Data, Labelled, check_inputs
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
+from dapcal.likelihoods.classes import FROM_ZERO, SOFT_LABELS, are_soft_labels
 from dapcal.networks import checked_outputs, copied, last_linear, plain, run
 from dapcal.posteriors import laplace
+from dapcal.posteriors._training.checks import check_likelihood
 from dapcal.posteriors.network import NetworkPosterior
 
 TRIED = 1000  # held-out inputs that prior scales are tried on
@@ -40,6 +42,8 @@ def around_given(
         chooses: rows of these that choose σ0.
         seed: of the draws.
     """
+    if likelihood is not None:
+        check_likelihood(likelihood)
     check_inputs(held_out.x, "held_out", like=train.x)
     network = copied(plain(network)).eval()
     found = likelihood_for(network, train) if likelihood is None else likelihood
@@ -140,6 +144,11 @@ def _of_fractions(y: Tensor, width: int) -> Gaussian:
             f"Expected `likelihood`: the targets are two whole numbers stored as fractions, which may be {meant} or "
             f"numbers; give {kind} or Gaussian()"
         )
+    if targets > 1 and are_soft_labels(y, targets):
+        raise ValueError(
+            f"Expected `likelihood`: the targets are {SOFT_LABELS.format(tuple(y.shape))}; if they are shares to be "
+            "predicted as numbers, give Gaussian()"
+        )
     return Gaussian()
 
 
@@ -168,10 +177,11 @@ def _of_classes(y: Tensor, width: int) -> Likelihood:
             )
         return Bernoulli()
     if classes > width or int(y.min()) < 0 or len(y.unique()) != width:
-        ignored = ", without the rows to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
+        rather = ", without the rows to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
+        rather = FROM_ZERO if int(y.min()) == 1 and classes == width + 1 else rather
         raise ValueError(
             f"Expected `likelihood`: {width} outputs, and {len(y.unique())} different targets from {int(y.min())} to "
-            f"{int(y.max())}; if outputs are logits of classes, give Categorical(){ignored}"
+            f"{int(y.max())}; if outputs are logits of classes, give Categorical(){rather}"
         )
     return Categorical()
 
