@@ -12,8 +12,8 @@ from dapcal.data import Labelled
 from dapcal.ensembles import base_ensemble, seen
 from dapcal.gaussians import DiagonalGaussian, FullGaussian, KroneckerGaussian, LowRankGaussian
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
-from dapcal.posteriors import dropout, laplace
-from dapcal.posteriors.plain import likelihood_for
+from dapcal.posteriors import dropout, ensemble, laplace, map, swag, variational
+from dapcal.posteriors.plain import likelihood_for, refuse_sigmoids
 
 pytestmark = pytest.mark.filterwarnings("ignore::dapcal.DapcalWarning")  # few held-out inputs are wrong
 
@@ -105,6 +105,120 @@ def test_outputs_of_a_softmax_are_refused():
     network = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
     with pytest.raises(ValueError, match="logits"):
         likelihood_for(network, Labelled(torch.randn(4, 2), torch.tensor([0, 1, 1, 0])))
+
+
+class _Squashed(nn.Module):
+    """Probabilities in place of logits, made in the forward method, where no layer shows it."""
+
+    def __init__(self, network, squash):
+        super().__init__()
+        self.network, self.squash = network, squash
+
+    def forward(self, x):
+        return self.squash(self.network(x))
+
+
+@pytest.mark.parametrize("as_layer", [True, False])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(
+    ("outputs", "likelihood", "words"), [(1, Bernoulli(), "as a sigmoid does"), (3, Categorical(), "as a softmax does")]
+)
+def test_probabilities_in_place_of_logits_are_refused(outputs, likelihood, words, given, as_layer):
+    network, train, held_out = trained(outputs)
+    order = train[1].sort().indices  # a file is often sorted by its classes
+    train = train[0][order], train[1][order]
+    last, squash = (nn.Sigmoid(), torch.sigmoid) if outputs == 1 else (nn.Softmax(-1), lambda z: z.softmax(-1))
+    squashed = nn.Sequential(network, last) if as_layer else _Squashed(network, squash)
+    with pytest.raises(ValueError, match=words):
+        dapcal.calibrate(squashed, likelihood if given else None, train=train, held_out=held_out)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("scale", [0.0, 0.02, 0.3])
+def test_logits_near_zero_are_no_probabilities(scale, share):
+    """Of networks that have learnt nothing, or next to nothing, with all of their logits in [0, 1]."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        outputs = (0.1 + scale * torch.rand(256, 1, generator=generator)) * (scale > 0)
+        refuse_sigmoids(outputs, (torch.rand(256, generator=generator) < share).long())
+        both = torch.cat([outputs, outputs.flip(0)], 1)
+        refuse_sigmoids(both, (torch.rand(256, 2, generator=generator) < share).long())
+
+
+def test_logits_that_are_all_slightly_positive_are_no_probabilities():
+    """The truth is what they say as logits, between 0.5 and 0.73."""
+    for seed in range(50):
+        generator = torch.Generator().manual_seed(seed)
+        outputs = torch.rand(256, 1, generator=generator)
+        refuse_sigmoids(outputs, (torch.rand(256, 1, generator=generator) < outputs.sigmoid()).long()[:, 0])
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_probabilities_of_rare_and_of_frequent_classes_are_told_from_logits(share):
+    generator = torch.Generator().manual_seed(0)
+    p = (torch.logit(torch.tensor(share)) + 2 * torch.randn(256, 1, generator=generator)).sigmoid()
+    y = (torch.rand(256, 1, generator=generator) < p).long()[:, 0]
+    with pytest.raises(ValueError, match=r"torch\.logit"):
+        refuse_sigmoids(p, y)
+    refuse_sigmoids(torch.logit(p), y)
+
+
+def calibrated_as_it_is(network, likelihood, train):
+    return dapcal.calibrate(network, likelihood, train=train, held_out=train)
+
+
+FITS = {
+    "map": lambda network, likelihood, train: map.fit(network, likelihood, train, epochs=1),
+    "swag": lambda network, likelihood, train: swag.fit(network, likelihood, train, epochs=4),
+    "variational": lambda network, likelihood, train: variational.fit(network, likelihood, train, epochs=1),
+    "laplace": laplace.fit,
+    "ensemble": lambda network, likelihood, train: ensemble.fit(lambda: network, likelihood, train, epochs=1),
+    "trained": lambda network, likelihood, _: ensemble.of([network, network], likelihood),
+    "dropout": lambda network, likelihood, _: dropout.wrap(network, likelihood),
+}
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+def test_no_posterior_is_fitted_around_a_last_layer_of_probabilities(fit):
+    network, train, _ = trained(3, steps=0, drop=0.1)
+    with pytest.raises(ValueError, match="ends in logits, got one that ends in Softmax; leave"):
+        fit(nn.Sequential(network, nn.Softmax(-1)), Categorical(), train)
+    one = trained(1, steps=0, drop=0.1)[0]
+    with pytest.raises(ValueError, match="ends in Sigmoid"):
+        fit(nn.Sequential(one, nn.Sequential(nn.Sigmoid())), Bernoulli(), (train[0], train[1].clamp_max(1)))
+
+
+def test_numbers_between_0_and_1_are_predicted_by_a_sigmoid_as_they_are():
+    network, (x, y), _ = trained("number", steps=0)
+    laplace.fit(nn.Sequential(network, nn.Sigmoid()), Gaussian(0.1), (x, y.sigmoid()))
+    laplace.fit(nn.Sequential(trained(3)[0], nn.LogSoftmax(-1)), Categorical(), (x, torch.arange(len(x)) % 3))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "words"),
+    [(Categorical, r"got the class Categorical; add \(\)"), ("categorical", "got 'categorical'")],
+)
+@pytest.mark.parametrize("fit", [*FITS.values(), calibrated_as_it_is], ids=[*FITS, "calibrate"])
+def test_a_class_in_place_of_a_likelihood_is_named(fit, likelihood, words):
+    network, train, _ = trained(3, steps=0, drop=0.1)
+    with pytest.raises(TypeError, match=words):
+        fit(network, likelihood, train)
+
+
+@pytest.mark.parametrize("likelihood", [None, Categorical()])
+def test_classes_from_1_to_k_are_to_be_numbered_from_0(likelihood):
+    network, (x, y), held_out = trained(3, steps=0)
+    with pytest.raises(ValueError, match="number them from 0: y - 1"):
+        dapcal.calibrate(network, likelihood, train=(x, y + 1), held_out=(held_out[0], held_out[1] + 1))
+
+
+def test_soft_labels_are_no_numbers():
+    network, (x, _), held_out = trained(3, steps=0)
+    soft = torch.rand(len(x), 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    with pytest.raises(ValueError, match=r"soft labels \(300, 3\).*y\.argmax\(1\).*multinomial.*Gaussian\(\)"):
+        dapcal.calibrate(network, train=(x, soft), held_out=(held_out[0], soft))
+    assert isinstance(likelihood_for(network, Labelled(x, 1.1 * soft)), Gaussian)
+    dapcal.calibrate(network, Gaussian(0.1), train=(x, soft), held_out=(held_out[0], soft))
 
 
 def test_a_network_without_a_last_linear_layer_is_taken_whole_or_refused(monkeypatch):

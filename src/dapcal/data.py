@@ -17,6 +17,8 @@ Inputs = Tensor | Mapping[str, Tensor] | Sequence[Tensor]
 Data = tuple[Inputs, Tensor] | Mapping[str, Tensor] | Dataset | DataLoader
 """What the public functions take: (inputs, targets), a dict with targets, a Dataset or DataLoader of either."""
 
+_NAMED = 4  # parts of a value that errors name
+
 
 class Ragged(ValueError):
     """Batches of inputs that do not have one shape."""
@@ -42,7 +44,7 @@ def gather(data: Data, name: str) -> Labelled:
         x, y = data.x, data.y
     elif isinstance(data, tuple | list):
         if len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
-            raise TypeError(f"Expected `{name}` as a pair of tensors (inputs, targets), got {_describe(data)}")
+            raise TypeError(f"Expected `{name}` as a pair of tensors (inputs, targets), got {with_remedy(data)}")
         x, y = cast("tuple[Tensor, Tensor]", data)
     elif isinstance(data, DataLoader | Dataset):
         x, y = _joined(data, name)
@@ -156,7 +158,7 @@ def pairs_of(loader: DataLoader, name: str) -> Iterator[tuple[Tensor, Tensor]]:
     empty = True
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
-            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {_describe(batch)}")
+            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {with_remedy(batch)}")
         yield check_inputs(batch[0], name), batch[1]
         empty = False
     if empty:
@@ -172,7 +174,7 @@ def inputs_of(data: Any, batch_size: int) -> Iterator[Tensor]:
         return
     if not isinstance(data, DataLoader | Dataset):
         raise TypeError(
-            f"Expected `data` as inputs, (inputs, targets), a Dataset or a DataLoader, got {_describe(data)}"
+            f"Expected `data` as inputs, (inputs, targets), a Dataset or a DataLoader, got {with_remedy(data)}"
         )
     with torch.random.fork_rng(devices=[]):  # a loader without a generator draws a seed from the global one
         for batch in data if isinstance(data, DataLoader) else DataLoader(data, batch_size=batch_size):
@@ -214,7 +216,19 @@ def _stacked(pairs: Iterator[tuple[Tensor, Tensor]], name: str) -> Iterator[tupl
         raise Ragged(f"Expected inputs of one shape in `{name}`, got several; pad them") from error
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """What a value is, in words for errors."""
     if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {[type(part).__name__ for part in value]}"
-    return type(value).__name__
+        kinds = ", ".join(repr(type(part).__name__) for part in value[:_NAMED])
+        named = f"{type(value).__name__} of [{kinds}"
+        return f"{named}]" if len(value) <= _NAMED else f"{named}, ...] ({len(value)})"
+    return f"{type(value).__name__} of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+
+
+def with_remedy(value: Any) -> str:
+    """The same, and what makes data of it, where that is known."""
+    parts = value if isinstance(value, tuple | list) else (value,)
+    if isinstance(value, list) and value and all(isinstance(part, tuple | list) and len(part) == 2 for part in value):
+        return f"{describe(value)}; these are pairs one by one, so wrap it in a DataLoader"
+    arrays = any(type(part).__module__ == "numpy" for part in parts)
+    return f"{describe(value)}; use torch.as_tensor on each" if arrays else describe(value)

@@ -18,7 +18,7 @@ from dapcal.distances.projectors import project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.checks import check
+from dapcal.posteriors._training.checks import check_network
 from dapcal.posteriors._training.log_joint import training_mode
 from dapcal.posteriors._training.trainer import minimise
 from dapcal.posteriors.training import Options, Training
@@ -59,7 +59,7 @@ def fit(
         options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`.
     """
     gpytorch = _gpytorch()
-    check(body, Categorical())
+    check_network(body)
     if classes < 2 or samples < 1 or not faster > 0:
         raise ValueError(
             f"Expected `classes` >= 2, `samples` >= 1 and `faster` > 0, got {classes}, {samples} and {faster}"

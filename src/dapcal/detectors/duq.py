@@ -15,7 +15,7 @@ from dapcal.distances.projectors import project
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.checks import check
+from dapcal.posteriors._training.checks import check_network
 from dapcal.posteriors._training.log_joint import training_mode
 from dapcal.posteriors._training.trainer import run
 from dapcal.posteriors.training import Options, Training, schedule_of
@@ -53,7 +53,7 @@ def fit(
         seed: of W, first centroids, batches and dropout.
         options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`.
     """
-    check(body, Categorical())
+    check_network(body)
     if classes < 2 or embedding < 1:
         raise ValueError(f"Expected `classes` >= 2 and `embedding` >= 1, got {classes} and {embedding}")
     if not length_scale > 0 or not penalty >= 0 or not 0 <= decay < 1:

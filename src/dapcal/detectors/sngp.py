@@ -16,7 +16,7 @@ from dapcal.distances.projectors import FourierFeatures, median_distance, projec
 from dapcal.likelihoods import Categorical
 from dapcal.networks import as_tensor, frozen_copy
 from dapcal.posteriors._training import checkpoints
-from dapcal.posteriors._training.checks import check
+from dapcal.posteriors._training.checks import check_network
 from dapcal.posteriors._training.log_joint import training_mode
 from dapcal.posteriors._training.trainer import minimise
 from dapcal.posteriors.training import Options, Training
@@ -62,7 +62,7 @@ def fit(
         options: epochs, learning rate and all else of `dapcal.posteriors.training.Training`. The held-out NLL is that
             of the logits without variance.
     """
-    check(body, Categorical())
+    check_network(body)
     if classes < 2 or dimension < 1:
         raise ValueError(f"Expected `classes` >= 2 and `dimension` >= 1, got {classes} and {dimension}")
     if not ridge > 0 or not mean_field >= 0 or (length_scale is not None and not length_scale > 0):

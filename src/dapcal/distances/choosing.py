@@ -17,6 +17,7 @@ from dapcal.distances.outliers import synthetic
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, project
 from dapcal.distances.radius import check_measurable, fit_radius
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, indexes_in_words
+from dapcal.distances.twins import notice
 from dapcal.distances.verdicts import errors_predicted, farther, verdict
 from dapcal.ensembles import Evaluated, seen
 from dapcal.errors import NothingToCalibrate
@@ -62,6 +63,7 @@ def measure(
             "projector in Space(projector)"
         )
     fitted = fit_distance(several, train, held_out.x, posterior, targets)
+    notice([(space, space.raw(held_out.x)) for space in fitted.spaces], train)
     return Measured(tuple(several), fitted, (), indexes_in_words(fitted.spaces))
 
 
@@ -98,6 +100,7 @@ def informative(
             "All held-out inputs have distance 0 to the training inputs in every space; hold out inputs that are not "
             "in the training set"
         )
+    notice([(one.fitted, one.raw) for one in tried if one.is_distance], train)
     kept: list[_Tried] = []
     for one in tried:
         if one not in moving:

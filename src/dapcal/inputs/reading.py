@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.data import describe, with_remedy
 from dapcal.inputs.fields import Fields
 
 TARGETS = ("labels", "label", "label_ids", "targets", "target", "y")
@@ -59,7 +60,7 @@ def parts_of(batch: Any, takes: Takes, name: str, labelled: bool = True, known: 
     if isinstance(batch, Tensor) and not labelled:
         batch = [batch]
     if not isinstance(batch, tuple | list) or not batch:
-        raise TypeError(f"Expected `{name}` to yield (inputs, targets) or dicts, got {describe(batch)}")
+        raise TypeError(f"Expected `{name}` to yield (inputs, targets) or dicts, got {with_remedy(batch)}")
     inputs, targets = _apart(batch, takes, name, labelled, known)
     if isinstance(inputs, Mapping):
         return _of_mapping(inputs, targets, takes, name)
@@ -81,13 +82,6 @@ def targets_in(batch: Mapping[str, Any]) -> Tensor | None:
     return torch.as_tensor(batch[found[0]]) if found else None
 
 
-def describe(value: Any) -> str:
-    """What a value is, in words for errors."""
-    if isinstance(value, tuple | list):
-        return f"{type(value).__name__} of {[type(part).__name__ for part in value]}"
-    return f"{type(value).__name__} of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
-
-
 def _apart(
     batch: Sequence[Any], takes: Takes, name: str, labelled: bool, known: Fields | None
 ) -> tuple[Mapping[str, Any] | Sequence[Any], Tensor | None]:
@@ -95,7 +89,7 @@ def _apart(
     first = batch[0]
     if isinstance(first, Mapping | tuple | list):
         if len(batch) > 2 or (labelled and len(batch) < 2):
-            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {describe(batch)}")
+            raise TypeError(f"Expected `{name}` to yield (inputs, targets), got {with_remedy(batch)}")
         return first, torch.as_tensor(batch[1]) if len(batch) == 2 else None
     count = len(batch)
     if not labelled:

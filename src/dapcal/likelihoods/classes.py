@@ -14,6 +14,12 @@ from dapcal.likelihoods.base import Decisions, Likelihood
 from dapcal.records import Conditional, Ensemble
 from dapcal.storing import Stores
 
+FROM_ZERO = "; number them from 0: y - 1"
+SOFT_LABELS = (
+    "soft labels {}, probabilities of every class; a likelihood is of one class an input, y.argmax(1), or one drawn "
+    "from them, torch.multinomial(y, 1)[:, 0]"
+)
+
 
 class ClassLikelihood(Likelihood):
     """What Categorical and Bernoulli share: class logits, and tempering by an analytic spread."""
@@ -217,10 +223,11 @@ def _check_labels(y: Tensor, n: int, classes: int) -> Tensor:
         raise ValueError(f"Expected class labels of shape ({n},), got {_rather(y, n, classes)}")
     y = whole(y, "class labels")
     if n and not (int(y.min()) >= 0 and int(y.max()) < classes):
-        ignored = "; drop rows that are to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
+        rather = "; drop rows that are to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
+        rather = FROM_ZERO if int(y.min()) == 1 and int(y.max()) == classes else rather
         raise ValueError(
             f"Expected class labels between 0 and {classes - 1} (the model's outputs), got {int(y.min())} to "
-            f"{int(y.max())}{ignored}"
+            f"{int(y.max())}{rather}"
         )
     return y
 
@@ -234,21 +241,21 @@ def whole(y: Tensor, what: str) -> Tensor:
     return y.long()
 
 
+def are_soft_labels(y: Tensor, classes: int) -> bool:
+    """Whether targets are rows (N, K) of probabilities, which sum to one; one-hot rows are, too."""
+    if y.ndim != 2 or y.shape[1] != classes or y.is_complex() or not bool((y >= 0).all()):
+        return False
+    return bool(torch.isclose(y.double().sum(1), torch.ones((), dtype=torch.float64, device=y.device)).all())
+
+
 def _rather(y: Tensor, n: int, classes: int) -> str:
     """What targets of another shape seem to be, and what to do with them."""
     shape = tuple(y.shape)
-    if y.ndim == 2 and len(y) == n and y.shape[1] == classes and not y.is_complex() and bool((y >= 0).all()):
-        is_one = bool(torch.isclose(y.double().sum(1), torch.ones((), dtype=torch.float64, device=y.device)).all())
+    if len(y) == n and are_soft_labels(y, classes):
         is_whole = bool(((y == 0) | (y == 1)).all())
-        if is_one and is_whole:
-            return f"one-hot rows {shape}; use y.argmax(1)"
-        if is_one:
-            return (
-                f"soft labels {shape}, probabilities of every class; a likelihood is of one class an input, "
-                "y.argmax(1), or one drawn from them, torch.multinomial(y, 1)[:, 0]"
-            )
-        if is_whole:
-            return f"zeros and ones {shape}; for several labels an input use MultiLabel()"
+        return f"one-hot rows {shape}; use y.argmax(1)" if is_whole else SOFT_LABELS.format(shape)
+    if y.ndim == 2 and len(y) == n and y.shape[1] == classes and bool(((y == 0) | (y == 1)).all()):
+        return f"zeros and ones {shape}; for several labels an input use MultiLabel()"
     if y.ndim > 2 and len(y) == n:
         return f"{shape}; for a class at every place use PerPlace(Categorical(), places={tuple(y.shape[1:])})"
     return f"{shape}; give one class for every input"

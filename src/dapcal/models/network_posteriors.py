@@ -57,19 +57,19 @@ def likelihood_of(networks: Sequence[nn.Module], train: Labelled, task: str) -> 
             )
         return Gaussian(plain.residual_noise(networks, train, outputs.shape[1]))
     if task == "multi-label":
-        plain.refuse_probabilities(outputs)
         MultiLabel().check(outputs[:1].expand(len(train.y), -1), train.y)
+        plain.refuse_squashed(networks[0], MultiLabel(), train)
         return MultiLabel()
     if task == "counts":
         return Poisson()
     if task != "classification":
         raise ValueError(f"Expected `task` as {', '.join(TASKS[:-1])} or {TASKS[-1]}, got {task!r}")
     one = outputs.shape[1] == 1
-    plain.refuse_probabilities(outputs)
     likelihood: Likelihood = Bernoulli() if one else Categorical()
     labels = likelihood.check(outputs[:1].expand(len(train.y), -1), train.y)
     if len(labels.unique()) < 2:
         raise ValueError(f"Expected at least 2 classes in `train`, got class {int(labels[0])} alone; give all classes")
+    plain.refuse_squashed(networks[0], likelihood, Labelled(train.x, labels))
     return likelihood
 
 

@@ -17,6 +17,7 @@ from dapcal.networks import plain, reading, take
 from dapcal.posteriors import map as map_posterior
 from dapcal.posteriors import samples
 from dapcal.posteriors._training import batched
+from dapcal.posteriors._training.checks import check
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options
 from dapcal.progress import Bar
@@ -173,6 +174,7 @@ def of(models: Sequence[nn.Module], likelihood: Likelihood) -> NetworkPosterior:
     if isinstance(models, nn.Module) or not models or not all(isinstance(m, nn.Module) for m in models):
         kinds = type(models).__name__ if isinstance(models, nn.Module) else [type(m).__name__ for m in models]
         raise TypeError(f"Expected `models` as a list of trained networks, got {kinds}")
+    check(models[0], likelihood)
     models = [plain(model) for model in models]
     states = [model.state_dict() for model in models]
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in states]

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
 
 from dapcal.data import Data, Labelled, check_inputs
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
+from dapcal.likelihoods.classes import FROM_ZERO, SOFT_LABELS, are_soft_labels
 from dapcal.networks import checked_outputs, copied, last_linear, plain, run
 from dapcal.posteriors import laplace
+from dapcal.posteriors._training.checks import check_likelihood
 from dapcal.posteriors.network import NetworkPosterior
 
 TRIED = 1000  # held-out inputs that prior scales are tried on
@@ -22,6 +25,8 @@ FULL = 1000  # parameters of a last layer with a full covariance; more take seco
 LARGEST = 200_000  # parameters of a network that is taken whole, where it has no linear last layer
 _BATCH = 256
 _SEVERAL = 30  # outputs that tell probabilities from logits
+_SURE = 0.01  # no probability counts as surer than this
+_TELLS = 0.98  # of the cross-entropy: what fits no better than this may do so by chance
 
 
 def around_given(
@@ -37,14 +42,17 @@ def around_given(
         chooses: rows of these that choose σ0.
         seed: of the draws.
     """
+    if likelihood is not None:
+        check_likelihood(likelihood)
     check_inputs(held_out.x, "held_out", like=train.x)
     network = copied(plain(network)).eval()
-    if likelihood is None:
-        likelihood = likelihood_for(network, train)
+    found = likelihood_for(network, train) if likelihood is None else likelihood
     one = outputs_at(network, train.x[:1])
     first = held_out.subset(chooses.to(held_out.x.device))
-    train, first = (check_targets(likelihood, one, data) for data in (train, first))
-    return around(network, likelihood, train, first, seed)
+    train, first = (check_targets(found, one, data) for data in (train, first))
+    if likelihood is not None:
+        refuse_squashed(network, likelihood, train)
+    return around(network, found, train, first, seed)
 
 
 def around(
@@ -94,6 +102,7 @@ def likelihood_for(network: nn.Module, train: Labelled) -> Likelihood:
     """
     outputs = outputs_at(network, train.x[:_BATCH])
     found = kind_of(outputs, train.y)
+    refuse_squashed(network, found, train)
     return Gaussian(residual_noise([network], train, outputs.shape[1])) if isinstance(found, Gaussian) else found
 
 
@@ -113,7 +122,6 @@ def kind_of(outputs: Tensor, y: Tensor) -> Likelihood:
         return _of_fractions(y, width)
     if y.ndim > 1 and y.shape[1] != 1:
         likelihood: Likelihood = _of_labels(y, width)
-        refuse_sigmoids(outputs)
     else:
         likelihood = _of_classes(y, width)
     refuse_probabilities(outputs)
@@ -135,6 +143,11 @@ def _of_fractions(y: Tensor, width: int) -> Gaussian:
         raise ValueError(
             f"Expected `likelihood`: the targets are two whole numbers stored as fractions, which may be {meant} or "
             f"numbers; give {kind} or Gaussian()"
+        )
+    if targets > 1 and are_soft_labels(y, targets):
+        raise ValueError(
+            f"Expected `likelihood`: the targets are {SOFT_LABELS.format(tuple(y.shape))}; if they are shares to be "
+            "predicted as numbers, give Gaussian()"
         )
     return Gaussian()
 
@@ -164,10 +177,11 @@ def _of_classes(y: Tensor, width: int) -> Likelihood:
             )
         return Bernoulli()
     if classes > width or int(y.min()) < 0 or len(y.unique()) != width:
-        ignored = ", without the rows to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
+        rather = ", without the rows to be ignored (x[y >= 0], y[y >= 0])" if int(y.min()) < 0 else ""
+        rather = FROM_ZERO if int(y.min()) == 1 and classes == width + 1 else rather
         raise ValueError(
             f"Expected `likelihood`: {width} outputs, and {len(y.unique())} different targets from {int(y.min())} to "
-            f"{int(y.max())}; if outputs are logits of classes, give Categorical(){ignored}"
+            f"{int(y.max())}; if outputs are logits of classes, give Categorical(){rather}"
         )
     return Categorical()
 
@@ -175,20 +189,41 @@ def _of_classes(y: Tensor, width: int) -> Likelihood:
 def refuse_probabilities(outputs: Tensor) -> None:
     """Outputs that a softmax or sigmoid has made already cannot be calibrated as logits."""
     positive = bool((outputs >= 0).all())
-    if outputs.shape[1] > 1 and positive and torch.allclose(outputs.sum(1), outputs.new_ones(())):
+    if outputs.shape[1] > 1 and positive and torch.allclose(outputs.sum(1), outputs.new_ones(()), atol=1e-5):
         raise ValueError(
             "The model returns numbers that sum to one, as a softmax does; return the logits before it, so that they "
             "can be calibrated"
         )
 
 
-def refuse_sigmoids(outputs: Tensor) -> None:
-    """Likewise of labels: no logits of many inputs all make every label likely, and none by more than 0.73."""
-    if len(outputs) >= _SEVERAL and bool(((outputs >= 0) & (outputs <= 1)).all()):
+def refuse_sigmoids(outputs: Tensor, y: Tensor) -> None:
+    """Likewise of one logit (N, 1) or of labels (N, L), with targets of zeros and ones.
+
+    Logits of a network that has learnt little may lie between 0 and 1, too. Probabilities tell more of the targets than
+    their share of ones does, and more than they would as logits.
+    """
+    if len(outputs) < _SEVERAL or not bool(((outputs >= 0) & (outputs <= 1)).all()):
+        return
+    y = y.reshape(outputs.shape).to(outputs)
+    read = [binary_cross_entropy(p.clamp(_SURE, 1 - _SURE), y) for p in (outputs, y.mean(0).expand_as(y))]
+    if read[0] < _TELLS * torch.minimum(read[1], binary_cross_entropy_with_logits(outputs, y)):
         raise ValueError(
-            "The model returns numbers between 0 and 1, as a sigmoid does; return the logits before it, so that they "
-            "can be calibrated, or say with MultiLabel() that they are logits"
+            "The model returns numbers between 0 and 1 that fit the targets as probabilities and not as logits, as a "
+            "sigmoid does; return the logits before it, or torch.logit(outputs, eps=1e-6), so that they can be "
+            "calibrated"
         )
+
+
+def refuse_squashed(network: nn.Module, likelihood: Likelihood, train: Labelled) -> None:
+    """Refuse probabilities in place of logits, by outputs at training inputs from first to last, of checked targets."""
+    if not isinstance(likelihood, Categorical | Bernoulli | MultiLabel):
+        return
+    rows = torch.linspace(0, len(train.x) - 1, min(len(train.x), _BATCH)).round().long()
+    some = train.subset(rows.to(train.x.device))
+    outputs = outputs_at(network, some.x).double()
+    refuse_probabilities(outputs)
+    if not isinstance(likelihood, Categorical):
+        refuse_sigmoids(outputs, some.y)
 
 
 def outputs_at(network: nn.Module, x: Tensor) -> Tensor:
