@@ -105,6 +105,7 @@ def test_own_errors_are_scored_by_auroc(blobs):
     assert noted(judged, "inputs")["own"] == pytest.approx(roc_auc_score(wrong, distance), abs=0.006)
 
 
+@pytest.mark.filterwarnings("ignore:.*held-out inputs are training inputs too")
 @pytest.mark.parametrize("ties", [None, "rising", "falling"])
 def test_own_errors_of_regression_are_scored_by_rank_correlation(generator, ties):
     train = torch.randn(100, 2, generator=generator)
