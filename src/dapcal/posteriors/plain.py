@@ -15,6 +15,7 @@ from dapcal.data import Data, Labelled, check_inputs
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, MultiLabel
 from dapcal.networks import checked_outputs, copied, last_linear, plain, run
 from dapcal.posteriors import laplace
+from dapcal.posteriors.contradiction import warn_if_contradicted
 from dapcal.posteriors.network import NetworkPosterior
 
 TRIED = 1000  # held-out inputs that prior scales are tried on
@@ -44,6 +45,7 @@ def around_given(
     one = outputs_at(network, train.x[:1])
     first = held_out.subset(chooses.to(held_out.x.device))
     train, first = (check_targets(likelihood, one, data) for data in (train, first))
+    warn_if_contradicted(network, likelihood, train, held_out)
     return around(network, likelihood, train, first, seed)
 
 

@@ -37,8 +37,7 @@ def beside_trivial(network: nn.Module, likelihood: Likelihood, data: Labelled) -
 def some_rows(data: Labelled | DataLoader) -> Labelled:
     """Rows from all over the data, or the first ones of a loader, whose generator is left as it was."""
     if isinstance(data, Labelled):
-        rows = torch.linspace(0, len(data.x) - 1, min(ROWS, len(data.x))).round().long().to(data.x.device)
-        return data.subset(rows)
+        return _spread(data, ROWS)
     state = None if data.generator is None else data.generator.get_state()
     inputs: list[Tensor] = []
     targets: list[Tensor] = []
@@ -57,11 +56,16 @@ def expected(network: nn.Module, likelihood: Likelihood, data: Labelled) -> tupl
     """Expected targets, and targets as the likelihood wants them."""
     with torch.no_grad():
         width = checked_outputs(run(network, data.x[:1]), 1).shape[1]
-        rows = max(NUMBERS // width, FEWEST)
-        data = Labelled(data.x[:rows], data.y[:rows])
+        data = _spread(data, max(NUMBERS // width, FEWEST))
         outputs = torch.cat([checked_outputs(run(network, x), len(x)) for x in data.x.split(_BATCH)])
         y = likelihood.check(outputs, data.y.to(outputs.device))
         return likelihood.conditional(outputs[None]).mean[0], y
+
+
+def _spread(data: Labelled, rows: int) -> Labelled:
+    if rows >= len(data.x):
+        return data
+    return data.subset(torch.linspace(0, len(data.x) - 1, rows, dtype=torch.float64).long().to(data.x.device))
 
 
 def _of_numbers(mean: Tensor, y: Tensor) -> float | None:
