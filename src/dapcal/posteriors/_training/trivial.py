@@ -35,7 +35,7 @@ def beside_trivial(network: nn.Module, likelihood: Likelihood, data: Labelled) -
 
 
 def some_rows(data: Labelled | DataLoader) -> Labelled:
-    """Rows from all over the data, or the first ones of a loader, whose generator is left as it was."""
+    """Rows from all over the data, or the first ones of one length of a loader, whose generator is left as it was."""
     if isinstance(data, Labelled):
         return _spread(data, ROWS)
     state = None if data.generator is None else data.generator.get_state()
@@ -43,8 +43,9 @@ def some_rows(data: Labelled | DataLoader) -> Labelled:
     targets: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
         for x, y in pairs_of(data, "train"):
-            inputs.append(x)
-            targets.append(y)
+            if not inputs or (x.shape[1:] == inputs[0].shape[1:] and y.shape[1:] == targets[0].shape[1:]):
+                inputs.append(x)  # lengths may differ between batches
+                targets.append(y)
             if sum(map(len, inputs)) >= ROWS:
                 break
     if data.generator is not None and state is not None:
