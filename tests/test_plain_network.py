@@ -418,3 +418,25 @@ def test_leave_one_out_p_values_by_brute_force():
         for i, s in enumerate(scores)
     ]
     assert leave_one_out(scores).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        (
+            6,
+            "only 6 held-out inputs: half of them choose φ, and no p-value is "
+            "below 1/(3 + 1) = 0.25; hold out a hundred or more",
+        ),
+        (
+            49,
+            "only 49 held-out inputs: half of them choose φ, and "
+            "no p-value is below 1/(24 + 1) = 0.04; hold out a hundred or more",
+        ),
+        (50, "smallest possible p-value: 0.0385"),
+    ],
+)
+def test_few_held_out_inputs_are_told(rows, told):
+    network, train, (x, y) = trained()
+    calibrated = dapcal.calibrate(network, train=train, held_out=(x[:rows], y[:rows]), candidates=3)
+    assert [n for n in calibrated.notes if "p-value" in n] == [told]

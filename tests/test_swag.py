@@ -280,6 +280,47 @@ def test_saved_and_loaded(tmp_path, blobs):
 # Refusals
 
 
+def diamonds(n: int = 600):
+    """Twelve columns of which some are nearly the same, and a network that predicts y nearly without an error."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(n, 3, generator=generator)
+    x = base.repeat(1, 4) + 0.1 * torch.randn(n, 12, generator=generator)
+    y = (base[:, 0] + (base[:, 1] * 2).tanh() + 0.05 * torch.randn(n, generator=generator))[:, None]
+    y = (y - y.mean()) / y.std()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return model, x, y
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_a_good_network_is_not_destroyed_in_silence(loader):
+    """A noise level far under 1 makes gradients so large that the usual rate throws the network out of its place."""
+    model, x, y = diamonds()
+    generator = torch.Generator().manual_seed(3)
+    data = DataLoader(TensorDataset(x, y), 64, shuffle=True, generator=generator) if loader else (x, y)
+    with pytest.raises(
+        ValueError, match=r"mean of the iterates .* lower `learning_rate` or scale the inputs and targets"
+    ):
+        swag.fit(model, Gaussian(0.06), data, epochs=10, batch_size=64, learning_rate=0.002)
+    slow = swag.fit(model, Gaussian(0.06), data, epochs=10, batch_size=64, learning_rate=1e-4)
+    assert (slow.network(x) - y).square().mean().sqrt() < 0.2
+
+
+def test_a_classifier_is_not_destroyed_in_silence(blobs):
+    start = map_posterior.fit(network(), Categorical(), blobs[0], epochs=30, learning_rate=0.02).network
+    with pytest.raises(ValueError, match=r"mean of the iterates .* lower `learning_rate`"):
+        swag.fit(start, Categorical(), blobs[0], epochs=20, batch_size=16, learning_rate=10)
+
+
+def test_an_untrained_network_may_end_anywhere(blobs):
+    assert swag.fit(network(), Categorical(), blobs[0], epochs=4, batch_size=16, learning_rate=10).draws.any()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

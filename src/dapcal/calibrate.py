@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from dapcal.calibration.checks import check_data, check_spread, options
+from dapcal.calibration.checks import check_data, check_spread, options, told_of_rows
 from dapcal.calibration.in_domain import in_domain
 from dapcal.calibration.inputs import OODInputs, calibration_inputs, source_of
 from dapcal.calibration.losses import Loss, Problem
@@ -198,7 +198,7 @@ def calibrate(
             *reference.notes,
             *measured.notes,
             *weighed.notes,
-            f"smallest possible p-value: {1 / (len(second.x) + 1):.3g}",
+            told_of_rows(len(held.x), len(second.x)),
             f"calibrated on {chosen.origin}" if measured.spaces else "nothing to calibrate: no distance counts",
         ),
         example=train_data.x[:1].clone(),

@@ -12,6 +12,8 @@ from dapcal.likelihoods import Likelihood
 from dapcal.posteriors.plain import check_targets
 from dapcal.types import Adjustment, Ensemble, Posterior, Scale
 
+FEW = 50  # held-out inputs under which a note says so
+
 
 def options(adjust: Adjustment | None, loss: Loss | None, scale: Scale | None) -> tuple[Adjustment, Loss, Scale]:
     """Defaults filled in; what cannot work is refused."""
@@ -64,3 +66,14 @@ def check_spread(likelihood: Likelihood, base: Ensemble) -> Ensemble:
             "Check that the posterior's draws differ"
         )
     return base
+
+
+def told_of_rows(held_out: int, judging: int) -> str:
+    """What the number of held-out inputs allows, of which `judging` give p-values."""
+    smallest = f"{1 / (judging + 1):.3g}"
+    if held_out >= FEW:
+        return f"smallest possible p-value: {smallest}"
+    return (
+        f"only {held_out} held-out inputs: half of them choose φ, and no p-value is below 1/({judging} + 1) = "
+        f"{smallest}; hold out a hundred or more"
+    )

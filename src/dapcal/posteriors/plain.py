@@ -18,6 +18,7 @@ from dapcal.likelihoods.classes import FROM_ZERO, SOFT_LABELS, are_soft_labels
 from dapcal.networks import checked_outputs, copied, last_linear, plain, run
 from dapcal.posteriors import laplace
 from dapcal.posteriors._training.checks import check_likelihood
+from dapcal.posteriors.contradiction import warn_if_contradicted
 from dapcal.posteriors.network import NetworkPosterior
 
 TRIED = 1000  # held-out inputs that prior scales are tried on
@@ -52,6 +53,7 @@ def around_given(
     train, first = (check_targets(found, one, data) for data in (train, first))
     if likelihood is not None:
         refuse_squashed(network, likelihood, train)
+    warn_if_contradicted(network, found, train, held_out)
     return around(network, found, train, first, seed)
 
 

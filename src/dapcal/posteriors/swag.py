@@ -21,9 +21,12 @@ from dapcal.networks import Layout, any_inputs, frozen_copy, split_state
 from dapcal.posteriors._training import checkpoints
 from dapcal.posteriors._training.log_joint import log_joint
 from dapcal.posteriors._training.trainer import minimise
+from dapcal.posteriors._training.trivial import beside_trivial, some_rows
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.posteriors.training import Options, Training, constant
 from dapcal.prior import Aware
+
+TRAINED = 0.5  # times the error of an answer without inputs, under which a network was trained
 
 
 def momentum(parameters: list[Tensor], learning_rate: float) -> Optimizer:
@@ -55,7 +58,8 @@ def fit(
     Batch-norm statistics belong to the weights, so after training those of every draw, and of the mean, are computed
     anew from the training inputs (dropout off): one more pass over them for each draw. Transport moves the weights of
     such a network but keeps each draw's statistics; Inflate has no such gap. The likelihood's free values (noise level)
-    are learnt too and averaged over the iterates. The held-out NLL is that of the present iterate.
+    are learnt too and averaged over the iterates. The held-out NLL is that of the present iterate. Iterates whose mean
+    is no longer any good, where the model that was given is, are refused: the learning rate is too large.
 
     Args:
         model: the trained network.
@@ -119,7 +123,7 @@ def fit(
     found = statistics(
         objective.module, objective.layout, torch.cat([gaussian.mean[None], drawn]), shared, data, training, generator
     )
-    return NetworkPosterior(
+    posterior = NetworkPosterior(
         model=frozen_copy(objective.module),
         likelihood=likelihood.at(free),
         layout=objective.layout,
@@ -130,6 +134,24 @@ def fit(
         gaussian=gaussian,
         prior=objective.prior,
     )
+    _refuse_if_destroyed(posterior.network, frozen_copy(model), posterior.likelihood, data)
+    return posterior
+
+
+def _refuse_if_destroyed(
+    mean: nn.Module, given: nn.Module, likelihood: Likelihood, data: Labelled | DataLoader
+) -> None:
+    """A network that was good, and iterates whose mean is not: steps were too long, though all numbers are finite."""
+    rows = some_rows(data)
+    before = beside_trivial(given, likelihood, rows)
+    if before is None or before > TRAINED:
+        return
+    after = beside_trivial(mean, likelihood, rows)
+    if after is None or not after <= max(2 * before, (1 + before) / 2):
+        raise ValueError(
+            f"The mean of the iterates has {after:.3g} times the error of an answer without inputs, and the network "
+            f"that was given {before:.3g} times; lower `learning_rate` or scale the inputs and targets"
+        )
 
 
 @dataclass(frozen=True, eq=False)
