@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from dapcal.models.table_fitting import fit
 from dapcal.models.table_summary import summarise
 from dapcal.networks import Tempered
 from dapcal.recipes import Recipe
-from dapcal.recipes.logarithm import smearing
+from dapcal.recipes.logarithm import smearing, smearing_of
 from dapcal.report import write
 from dapcal.tables import Numbers, target_from_json
 from table_cases import refused, run
@@ -147,6 +148,28 @@ def test_means_add_up_to_what_the_targets_do():
     assert float((smearing(y, median) * median).sum()) == pytest.approx(33)
     assert smearing(y, torch.tensor([0.0, 0.0, 0.1])) == 5, "a few targets make this mean"
     assert smearing(torch.tensor([1.0, torch.inf]), torch.ones(2)) == 1
+
+
+def test_the_factor_is_that_of_the_model_that_predicts():
+    """Of a target that is all but known: trees that are asked beforehand know less of it than the model does."""
+    draws = np.random.default_rng(0)
+    x = draws.uniform(0, 3, 1200)
+    table = pa.table({"x": x, "z": draws.normal(size=1200), "y": np.exp(x) * (1 + 0.001 * draws.normal(size=1200))})
+    model = fit(table.slice(0, 1000), "y", recipe=Recipe(fast=True, trees=False, hidden=(64,)), log=True)
+    found = model.predict(table.slice(1000).drop_columns(["y"]), level=0.95).table
+    mean, lower, upper = (found[name].to_numpy() for name in ("prediction", "lower", "upper"))
+    assert ((lower <= mean) & (mean <= upper)).mean() > 0.95
+    y = table["y"].to_numpy()[1000:]
+    assert (mean - y).mean() == pytest.approx(0, abs=3 * (mean - y).std() / math.sqrt(200))
+
+
+def test_what_trees_say_of_the_factor_is_bounded_by_the_errors_of_the_model():
+    median = torch.rand(400, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(200)
+    y = median * (0.2 * signs).exp()  # s = 0.2, so exp(s²/2) = 1.020
+    assert smearing_of(y, median, 1.03) == 1.03
+    assert smearing_of(y, median, 1.2) == pytest.approx(math.exp(0.04))
+    assert smearing_of(y, median, 0.5) == pytest.approx(math.exp(-0.04))
 
 
 def test_bounds_and_descriptions():

@@ -180,7 +180,7 @@ def words(found: Quality, target: str, level: float) -> str:
     covered = ", ".join(f"{100 * group['coverage']:.0f} %" for group in found.by_group)
     return (
         f"Off by {amount(found.value)} (RMSE) on {rows} (always the mean: {amount(found.constant)}); "
-        f"{100 * level:.0f} % intervals hold {100 * (found.coverage or 0):.0f} % of them (from low to high "
+        f"{100 * level:.4g} % intervals hold {100 * (found.coverage or 0):.0f} % of them (from low to high "
         f"predictions: {covered}){_useless(found)}{_skipped(found, target)}"
     )
 

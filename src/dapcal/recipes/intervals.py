@@ -60,7 +60,7 @@ def note(rows: int, level: float = LEVEL) -> str:
     rank = torch.tensor((rows + 1) * level).ceil().item()
     low, high = betaincinv(rank, rows + 1 - rank, [0.05, 0.95])
     return (
-        f"{told}, which are few: {100 * level:.0f} % intervals hold between {100 * low:.0f} and {100 * high:.0f} % of "
+        f"{told}, which are few: {100 * level:.4g} % intervals hold between {100 * low:.0f} and {100 * high:.0f} % of "
         "the targets in nine of ten such tables"
     )
 

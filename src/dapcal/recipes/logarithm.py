@@ -90,6 +90,21 @@ def smearing(y: Tensor, median: Tensor) -> float:
     return min(max(factor, 1 / MOST_SMEARED), MOST_SMEARED) if math.isfinite(factor) else 1.0
 
 
+def smearing_of(y: Tensor, median: Tensor, trees: float) -> float:
+    """What the trees say of the factor, as far as the errors of the model that was fitted allow it.
+
+    A median of log-normal errors, of deviation s, is a mean once it is multiplied by exp(s²/2). Trees that know less
+    than the model have larger errors, and a factor that is not the model's: it is kept within exp(−s²) and exp(s²).
+
+    Args:
+        y: targets as they are that the model did not learn, (N,).
+        median: what it predicts, (N,).
+        trees: their factor.
+    """
+    square = float((y.log() - median.log()).square().mean())
+    return min(max(trees, math.exp(-square)), math.exp(min(square, 1e2)))
+
+
 def _left_out(x: Tensor, y: Tensor, fold: Tensor, seed: int) -> Tensor:
     """Predictions (N,) of every row by trees that have learnt the other folds."""
     found = torch.empty_like(y)
