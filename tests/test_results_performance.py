@@ -113,7 +113,7 @@ def test_figures_are_drawn_of_what_there_is(results: Path):
 def test_a_page_without_results_says_so(tmp_path: Path):
     text, drawings = performance_page(TEXT, tmp_path)
     assert drawings == []
-    assert text.count(NOT_YET) == 6
+    assert text.count(NOT_YET) == 7
     assert all(title in text for title, _ in TITLES.values())
     assert ".png" not in text
 
