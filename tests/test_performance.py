@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_questions_that_have_no_answer(questions, monkeypatch
     found = json.loads(Path("results/performance.json").read_text())
     assert list(found["questions"]) == ["a", "b", "c"]
     assert found["missing"] == []
-    assert found["questions"]["b"]["settings"] .items() >= {"commit": "abc", "repeats": 5, "small": False}.items()
+    assert found["questions"]["b"]["settings"].items() >= {"commit": "abc", "repeats": 5, "small": False}.items()
     monkeypatch.setattr(bench, "commit", lambda: "def")
     bench.main()
     assert questions[4:] == ["a", "b", "c"]

@@ -90,7 +90,7 @@ def test_amounts_are_standardised_as_scikit_learn_does():
     ("values", "task", "match"),
     [
         (["a", "a", None], None, r"one class only \('a'\); give rows of at least two"),
-        ([3, 3, 3], None, "one class only"),
+        ([3, 3, 3], None, "The target is 3 in every row; there is nothing to predict"),
         ([3.5, 3.5, 3.5], None, "The target is 3.5 in every row; there is nothing to predict"),
         ([3, 3, 3], "regression", "The target is 3 in every row"),
         ([2_000_000] * 3, "regression", "The target is 2,000,000 in every row"),

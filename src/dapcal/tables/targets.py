@@ -221,6 +221,8 @@ def _fit_classes(column: pa.ChunkedArray, name: str) -> Classes:
     original = _original(column.type)
     counts = pc.value_counts(labels_of(column, original, name).drop_null()).to_pylist()
     labels = [count["values"] for count in counts]
+    if len(labels) < 2 and original == "number":  # of prices nobody thinks as classes
+        raise ValueError(f"The target is {labels[0]} in every row; there is nothing to predict")
     if len(labels) < 2:
         raise ValueError(f"The target has one class only ({short(labels[0])}); give rows of at least two")
     if len(labels) > MAX_CLASSES:
