@@ -151,6 +151,14 @@ def test_ordinary_files_seldom_have_a_column_that_differs():
     assert sum(found) <= 4  # 1.5 are expected at most
 
 
+def test_where_medians_are_the_same_the_difference_is_told_where_it_is_largest():
+    table = pa.table({"baths": [1.0] * 30 + [2.0] * 300 + [3.0] * 70, "price": np.arange(400.0)})
+    new = pa.table({"baths": [1.0] * 45 + [2.0] * 52 + [3.0] * 3, "price": np.zeros(100)})
+    encoder = fit_encoder(table, "price")
+    (drift,) = drifts(encoder, encoder(table).x, encoder(new).x)
+    assert drift.what == "at most 1 are 8 % in training, 45 % here"
+
+
 def test_columns_that_moved_are_found_and_told():
     table, new = houses(400), houses(100, seed=1)
     encoder = fit_encoder(table, "price")

@@ -124,6 +124,10 @@ def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[D
         test = _stats().ks_2samp(*values, method="asymp")
         before, after = (_shown(column, float(np.median(part))) for part in values)
         what = f"median {before} in training, {after} here"
+        if before == after:  # a difference is to be seen: where it is largest
+            shares = [100 * float((part <= test.statistic_location).mean()) for part in values]
+            most = _shown(column, float(test.statistic_location))
+            what = f"at most {most} are {shares[0]:.0f} % in training, {shares[1]:.0f} % here"
         found.append(Drift(column.name, what, float(test.statistic), float(test.pvalue)))
     return found
 
