@@ -134,6 +134,34 @@ def test_what_is_missing_unknown_or_ignored_is_noted_in_the_words_of_predict(
     ]
 
 
+def test_columns_of_a_batch_that_differ_as_a_whole_are_noted_in_the_words_of_predict(
+    price: TableModel, client: Client, tmp_path: Path
+):
+    """Before: no word of it."""
+
+    def notes_on(rows: list[dict]) -> list[str]:
+        return client.ask("POST", "/predict/batch", json={"rows": rows}).json()["notes"]
+
+    random = np.random.default_rng(5)
+    ordinary = [
+        {"area": area, "rooms": rooms, "city": city, "id": 7}
+        for area, rooms, city in zip(
+            random.normal(80, 20, 40).tolist(), [1, 2, 3, 4, 5] * 8, ["Rome", "Oslo"] * 20, strict=True
+        )
+    ]
+    ignored = "columns that the model does not know were ignored: id"
+    assert notes_on(ordinary) == [ignored]
+    moved = [{**row, "area": 1.5 * row["area"], "city": "Rome"} for row in ordinary]
+    price.save(tmp_path / "m.dap")
+    (tmp_path / "new.csv").write_text("area,rooms,city\n" + "".join(f"{r['area']},{r['rooms']},Rome\n" for r in moved))
+    told = run("predict", tmp_path / "m.dap", tmp_path / "new.csv", "-o", tmp_path / "out.csv").stdout.splitlines()
+    expected = [line for line in told if line.startswith("Column `")]
+    assert [line.split("`")[1] for line in expected] == ["city", "area"]
+    assert notes_on(moved) == [ignored, *expected]
+    assert notes_on(moved[:19]) == [ignored]  # too few to tell
+    assert client.predict(moved[0]).json()["notes"] == [ignored]
+
+
 def test_a_field_that_training_never_lacked_is_required_and_a_misspelt_one_is_named(client: Client):
     assert client.ask("GET", "/openapi.json").json()["components"]["schemas"]["Row"]["required"] == list(ROW)
     answer = client.predict({"aera": 80.0, "rooms": 3.0, "city": "Rome"})

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from scipy.stats import ks_2samp
 
 from dapcal.distances.column_checks import FINE
 from dapcal.models.drift import Sample, drifts
 from dapcal.models.table_fitting import fit
 from dapcal.models.unusual import _WORDS
 from dapcal.recipes import Recipe
-from dapcal.tables import Category, Encoder, fit_encoder
+from dapcal.tables import Category, Encoder, Number, fit_encoder
 from table_cases import run
 
 
@@ -170,6 +171,28 @@ def test_columns_that_moved_are_found_and_told():
     assert found["rooms"].what == "missing in 0 % of the rows in training, 30 % here"
     assert found["city"].what.startswith("'Rome' 3")
     assert drifts(encoder, encoder(table).x, encoder(new).x[:10]) == []  # too few to tell
+
+
+@pytest.mark.parametrize("sizes", [(3, 25), (90, 20), (400, 250), (9000, 700)])
+def test_numbers_are_compared_as_scipy_does(sizes):
+    """p-values that reject nothing are not worked out, which decides nothing."""
+    random = np.random.default_rng(0)
+    shifts = {f"c{place}": place / 20 for place in range(12)}
+    train, new = (
+        pa.table({name: random.normal(by * shift, 1, n).round(1) for name, shift in shifts.items()})
+        for n, by in zip(sizes, (0, 1), strict=True)
+    )
+    encoder = Encoder(tuple(Number(name, 0.0, 1.0, missing=False) for name in shifts), "y")
+    before, after = encoder(train).x, encoder(new).x
+    kept = before[torch.randperm(len(before), generator=torch.Generator().manual_seed(0))[:5000]]
+    tests = [ks_2samp(*(x[:, 2 * p].double().numpy() for x in (kept, after)), method="asymp") for p in range(12)]
+    ranked = sorted(range(12), key=lambda place: tests[place].pvalue)
+    count = next((k for k, p in enumerate(ranked) if tests[p].pvalue > 0.05 / (12 - k)), 12)
+    expected = {f"c{place}": tests[place] for place in ranked[:count] if tests[place].statistic >= 0.05}
+    found = drifts(encoder, before, after)
+    assert {one.column: one.difference for one in found} == {name: test.statistic for name, test in expected.items()}
+    assert {one.column: one.p_value for one in found} == {name: test.pvalue for name, test in expected.items()}
+    assert [one.difference for one in found] == sorted((one.difference for one in found), reverse=True)
 
 
 @pytest.mark.parametrize("is_open", [False, True])

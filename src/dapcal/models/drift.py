@@ -8,10 +8,12 @@ if the difference is large enough to matter: with many rows the smallest is cert
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from scipy.special import kolmogorov  # scipy.stats takes a second to import: fitting needs none
 from torch import Tensor
 
 from dapcal.amounts import amount
@@ -22,6 +24,8 @@ from dapcal.tables.encoder import Encoder
 _LEVEL = 0.05
 _SMALLEST = 0.05  # difference of shares, or of distribution functions, that is worth a word
 _EXPECTED = 5.0  # rows that a level must be expected to have, for the χ² test
+_SURELY = 0.25, 10.0  # a p-value by Kolmogorov's limit with so many rows, at which the exact one is far above `_LEVEL`
+_TOLD = 8  # columns
 FEWEST = 20  # new rows
 MOST = 5000  # rows that are compared
 
@@ -33,6 +37,15 @@ class Drift(NamedTuple):
     what: str  # in words
     difference: float  # of distribution functions or of shares, from 0 to 1
     p_value: float  # of the test alone, before Holm
+
+
+class _Tested(NamedTuple):
+    """A test of a column."""
+
+    column: str
+    difference: float
+    p_value: float
+    what: Callable[[], str]  # words, which few columns need
 
 
 class Sample:
@@ -75,68 +88,90 @@ def drawn(seen: int, count: int, most: int = MOST, seed: int = 0) -> Drawn:
     return Drawn(rows, places[rows])
 
 
-def drifts(encoder: Encoder, train: Tensor, new: Tensor, level: float = _LEVEL) -> list[Drift]:
+def drifts(encoder: Encoder, train: Tensor, new: Tensor) -> list[Drift]:
     """Columns that differ, the largest difference first; none where there are too few new rows to tell.
 
     Args:
         encoder: the columns.
         train: encoded training rows (T, P).
         new: encoded new rows (N, P).
-        level: chance that ordinary rows have any such column.
     """
     if len(new) < FEWEST:
         return []
-    train, new = (_thinned(x).double().cpu() for x in (train, new))
-    tested: list[Drift] = []
+    train, new = (thinned(x).cpu() for x in (train, new))
+    tested: list[_Tested] = []
     start = 0
     for column in encoder.columns:
         places = slice(start, start + column.width)
         before, after = train[:, places].numpy(), new[:, places].numpy()
         tested += _category(column, before, after) if isinstance(column, Category) else _number(column, before, after)
         start += column.width
-    found: dict[str, Drift] = {}
-    for rank, drift in enumerate(sorted(tested, key=lambda one: one.p_value)):
-        if drift.p_value > level / (len(tested) - rank):  # Holm: here and from here on nothing is rejected
+    found: dict[str, _Tested] = {}
+    for rank, test in enumerate(sorted(tested, key=lambda one: one.p_value)):
+        if test.p_value > _LEVEL / (len(tested) - rank):  # Holm: here and from here on nothing is rejected
             break
-        if drift.difference >= _SMALLEST and drift.difference > getattr(found.get(drift.column), "difference", 0.0):
-            found[drift.column] = drift
-    return sorted(found.values(), key=lambda one: -one.difference)
+        if test.difference >= _SMALLEST and test.difference > getattr(found.get(test.column), "difference", 0.0):
+            found[test.column] = test
+    largest = sorted(found.values(), key=lambda one: -one.difference)
+    return [Drift(one.column, one.what(), one.difference, one.p_value) for one in largest]
 
 
-def _stats() -> Any:
-    """SciPy's tests, which take a second to import: fitting needs none."""
-    from scipy import stats
-
-    return stats
+def words(found: Sequence[Drift]) -> list[str]:
+    """A sentence for each of the columns that differ most."""
+    return [f"Column `{one.column}` differs from training as a whole: {one.what}" for one in found[:_TOLD]]
 
 
-def _thinned(x: Tensor) -> Tensor:
+def thinned(x: Tensor) -> Tensor:
+    """Rows (N, P) that are compared: all of them, or a random sample that is always the same."""
     if len(x) <= MOST:
         return x
     return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:MOST].to(x.device)]
 
 
-def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+def _stats() -> Any:
+    """SciPy's tests."""
+    from scipy import stats
+
+    return stats
+
+
+def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[_Tested]:
     blank = [x[:, 1] > 0.5 if column.marked else np.zeros(len(x), bool) for x in (train, new)]
     values = [x[~missing, 0] for x, missing in zip((train, new), blank, strict=True)]
     found = _missing(column.name, *blank)
+
+    def what() -> str:
+        before, after = (_shown(column, float(np.median(part.astype(float)))) for part in values)
+        if before != after:
+            return f"median {before} in training, {after} here"
+        place = float(_stats().ks_2samp(*values, method="asymp").statistic_location)  # where they differ most
+        shares = [100 * float((part <= place).mean()) for part in values]
+        return f"at most {_shown(column, place)} are {shares[0]:.0f} % in training, {shares[1]:.0f} % here"
+
     if all(len(part) for part in values):
-        test = _stats().ks_2samp(*values, method="asymp")
-        before, after = (_shown(column, float(np.median(part))) for part in values)
-        what = f"median {before} in training, {after} here"
-        if before == after:  # a difference is to be seen: where it is largest
-            shares = [100 * float((part <= test.statistic_location).mean()) for part in values]
-            most = _shown(column, float(test.statistic_location))
-            what = f"at most {most} are {shares[0]:.0f} % in training, {shares[1]:.0f} % here"
-        found.append(Drift(column.name, what, float(test.statistic), float(test.pvalue)))
+        found.append(_Tested(column.name, *_same_distribution(*values), what))
     return found
+
+
+def _same_distribution(one: np.ndarray, two: np.ndarray) -> tuple[float, float]:
+    """The largest difference of distribution functions, and its p-value; large ones are Kolmogorov's, quick to have."""
+    one, two = np.sort(one), np.sort(two)
+    both = np.concatenate([one, two])
+    shares = [np.searchsorted(part, both, side="right") / len(part) for part in (one, two)]
+    difference = float(np.abs(shares[0] - shares[1]).max())
+    rows = len(one) * len(two) / len(both)
+    p_value = float(kolmogorov(np.sqrt(rows) * difference))
+    if p_value > _SURELY[0] and rows >= _SURELY[1]:
+        return difference, p_value
+    test = _stats().ks_2samp(one, two, method="asymp")
+    return float(test.statistic), float(test.pvalue)
 
 
 def _shown(column: Number | Date, value: float) -> str:
     return column.shown(value) if isinstance(column, Date) else amount(column.center + column.scale * value)
 
 
-def _category(column: Category, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+def _category(column: Category, train: np.ndarray, new: np.ndarray) -> list[_Tested]:
     train, new = (x[:, : column.indicators] for x in (train, new))
     blank = [np.zeros(len(x), bool) if column.mark is None else x[:, column.mark] > 0.5 for x in (train, new)]
     levels = [x[~missing].argmax(1) for x, missing in zip((train, new), blank, strict=True)]
@@ -144,21 +179,25 @@ def _category(column: Category, train: np.ndarray, new: np.ndarray) -> list[Drif
     if all(len(part) for part in levels):
         counts = np.stack([np.bincount(part, minlength=column.indicators) for part in levels])  # (2, levels)
         shares = counts / counts.sum(1, keepdims=True)
-        largest = int(np.abs(shares[1] - shares[0]).argmax())
-        name = column.decode(np.eye(column.indicators)[[largest]])[0]
-        what = f"{name!r} {100 * shares[0, largest]:.0f} % in training, {100 * shares[1, largest]:.0f} % here"
+
+        def what() -> str:
+            largest = int(np.abs(shares[1] - shares[0]).argmax())
+            name = column.decode(np.eye(column.indicators)[[largest]])[0]
+            return f"{name!r} {100 * shares[0, largest]:.0f} % in training, {100 * shares[1, largest]:.0f} % here"
+
         difference = float(np.abs(shares[1] - shares[0]).sum() / 2)
-        found.append(Drift(column.name, what, difference, _chi_squared(counts)))
+        found.append(_Tested(column.name, difference, _chi_squared(counts), what))
     return found
 
 
-def _missing(name: str, train: np.ndarray, new: np.ndarray) -> list[Drift]:
+def _missing(name: str, train: np.ndarray, new: np.ndarray) -> list[_Tested]:
     """Nothing is asked where nothing is missing."""
     if not (train.any() or new.any()):
         return []
     table = [[int(x.sum()), int((~x).sum())] for x in (train, new)]
-    what = f"missing in {100 * train.mean():.0f} % of the rows in training, {100 * new.mean():.0f} % here"
-    return [Drift(name, what, float(abs(new.mean() - train.mean())), float(_stats().fisher_exact(table)[1]))]
+    before, after = float(train.mean()), float(new.mean())
+    what = f"missing in {100 * before:.0f} % of the rows in training, {100 * after:.0f} % here"
+    return [_Tested(name, abs(after - before), float(_stats().fisher_exact(table)[1]), lambda: what)]
 
 
 def _chi_squared(counts: np.ndarray) -> float:

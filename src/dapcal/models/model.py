@@ -84,7 +84,10 @@ class Model(Protocol):
         ...
 
     def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """What there is to know of rows of a service as they were sent, in words: missing values, ignored fields."""
+        """What there is to know of rows of a service as they were sent, in words: missing values, ignored fields.
+
+        May be asked by several threads at a time.
+        """
         ...
 
     def subject(self, title: str, new: Tensor | None = None, new_name: str = "new data") -> Subject:

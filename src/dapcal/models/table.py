@@ -27,7 +27,7 @@ from dapcal.evidence import COLUMNS, DOUBT, in_words
 from dapcal.explain import FarColumns, far_columns
 from dapcal.models import table_files
 from dapcal.models.columns import Columns, Unit, flat, in_unit, named
-from dapcal.models.drift import drifts
+from dapcal.models.drift import FEWEST, Drift, drifts, thinned, words
 from dapcal.models.fields import Field
 from dapcal.models.formulas import Formulas
 from dapcal.models.kept import check_halves, checked_pairs, checked_texts
@@ -171,8 +171,19 @@ class TableModel:
         return self._row_encoder(rows)
 
     def notes_on(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """What was missing, unknown or ignored in rows of a service, in the words of `read`."""
-        return self._row_notes(rows)
+        """What was missing, unknown or ignored in rows of a service, in the words of `read`, and which columns differ.
+
+        Columns that differ as a whole from training are told of several rows that came together, if they are enough.
+        """
+        found = self._row_notes(rows)
+        if len(rows) >= FEWEST:
+            names = [column.name for column in self.encoder.columns]
+            found += words(self.drifts(self.encode([{name: row.get(name) for name in names} for row in rows])))
+        return found
+
+    def drifts(self, new: Tensor) -> list[Drift]:
+        """Columns of encoded rows (N, P) that differ as a whole from the training rows."""
+        return drifts(self.encoder, self._compared, new)
 
     def halves(self) -> tuple[Labelled, Labelled]:
         """Held-out rows: the half that stopped training and chose φ, and the one that p-values are read from."""
@@ -212,7 +223,7 @@ class TableModel:
             new_name=new_name,
             judges=self._rows_of_halves()[1],
             gaps=self.gaps,
-            drifts=() if new is None else tuple(drifts(self.encoder, self.train.x, new)),
+            drifts=() if new is None else tuple(self.drifts(new)),
             missing=self.encoder.missing,
             unusual=self.unusual,
         )
@@ -259,6 +270,11 @@ class TableModel:
     @cached_property
     def _row_encoder(self) -> RowEncoder:
         return RowEncoder(self.encoder)
+
+    @cached_property
+    def _compared(self) -> Tensor:
+        """Training rows beside which new ones stand."""
+        return thinned(self.train.x).cpu()
 
     @cached_property
     def _row_notes(self) -> RowNotes:

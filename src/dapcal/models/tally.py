@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from dapcal.models import drift
 from dapcal.models.against_targets import Judge, words
 from dapcal.models.columns import Columns
-from dapcal.models.drift import Sample, drifts
+from dapcal.models.drift import Sample
 from dapcal.models.model import Model
 from dapcal.models.table import TableModel
 
@@ -80,7 +81,7 @@ class Tally:
             if (quality := self.judge.found()) is not None:
                 found["quality"] = asdict(quality)
                 lines.append(words(quality, encoder.target, level))
-            moved = drifts(encoder, self.model.train.x, self.sample())
+            moved = self.model.drifts(self.sample())
             found["drift"] = [one._asdict() for one in moved]
-            lines += [f"Column `{m.column}` differs from training as a whole: {m.what}" for m in moved[:_SHOWN]]
+            lines += drift.words(moved)
         return found, "\n".join([*lines, f"Saved to {out}"])

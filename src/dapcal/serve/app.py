@@ -112,7 +112,9 @@ def _add_predictions(
     async def of_rows(body: BaseModel) -> bytes:
         given = [row.model_dump(by_alias=True) for row in body.rows]  # type: ignore[attr-defined]
         records = await predictions(given, [["rows", number] for number in range(len(given))])
-        return _json(shape.predictions.model_construct(predictions=records, notes=served.notes(given)))
+        # of many rows they take a while, for which single ones do not wait
+        notes = await asyncio.to_thread(served.notes, given)
+        return _json(shape.predictions.model_construct(predictions=records, notes=notes))
 
     options: dict[str, Any] = {"responses": errors, "dependencies": needs_token}
 

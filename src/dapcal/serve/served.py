@@ -31,7 +31,8 @@ class Served:
             per row. Called from one thread, never twice at a time. A ValueError for a row alone is told to the client
             as what is wrong with that row; any other exception is a failure of the service.
         notes: rows as they were sent -> what there is to know of them, in words: values that are missing, fields that
-            are not read.
+            are not read, of many rows columns that differ as a whole. Called from any thread, of several rows while
+            others are predicted.
     """
 
     name: str
