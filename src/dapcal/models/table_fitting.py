@@ -98,8 +98,8 @@ def fit(
     fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits, weights, estimators)
     if isinstance(goal, Numbers) and goal.smearing is not None:
         median = fitted.calibrated.judging.predict(fitted.held_out.x).mean
-        amounts = (goal.decode(values).double().flatten() for values in (fitted.held_out.y, median))
-        goal = replace(goal, smearing=recipes.smearing_of(*amounts, trees=goal.smearing))
+        known, median = (goal.decode(values).flatten() for values in (fitted.held_out.y, median))
+        goal = replace(goal, smearing=recipes.smearing_of(known, median, goal.smearing))
     spelling = alike(goal.labels, f"`{target}`")
     notes = (
         *([] if task else [f"`{target}` holds {guessed.reason}"]),
