@@ -122,6 +122,6 @@ def note(rows: int) -> str:
     return (
         f"intervals by cross-conformal prediction (CV+): as wide as all {rows} rows ask for, each predicted by "
         f"networks that did not learn it; 95 % intervals hold at least "
-        f"{max(0.0, 90 - 100 * (2 / rows) ** 0.5):.0f} % of the targets as far as settings were fixed beforehand (a few "
-        "are chosen on these rows), and about 95 % in practice"
+        f"{max(0.0, 90 - 100 * (2 / rows) ** 0.5):.0f} % of the targets as far as settings were fixed beforehand (a "
+        "few are chosen on these rows), and about 95 % in practice"
     )
