@@ -5,9 +5,9 @@ training, which is the outlier; diabetes (regression) without the rows in the up
 images and on tables of scikit-learn the synthetic outliers of `dapcal.distances.outliers`. Small networks, ensembles of
 three and one network with a Laplace approximation of its last layer; data sets of outliers that one would test on are
 not looked at. Scales, ranks and weights come from the half of the held-out data that chooses φ. The library's score is
-"weighed sum"; where synthetic outliers judge it, the weights were set without their kind. A combination is judged by
-AUROC against test inputs, per case the mean over seeds and both posteriors; its regret is how far it stays behind the
-best combination of that case.
+"weighed sum", of softened pieces; where synthetic outliers judge it, the weights were set without their kind. A
+combination is judged by AUROC against test inputs, per case the mean over seeds and both posteriors; its regret is how
+far it stays behind the best combination of that case.
 Run: python benchmarks/evidence_combination.py [folder]
 """
 
@@ -28,6 +28,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, loa
 from torch import Tensor, nn
 
 import dapcal
+from dapcal.calibration.ood_score import softened
 from dapcal.calibration.weighing import PROBES, weights_of
 from dapcal.distances.outliers import near, synthetic
 from dapcal.experiments.datasets.images import as_floats, fashion_mnist, mnist
@@ -89,7 +90,8 @@ def _by_ranks(combine: Callable[[Tensor], Tensor]) -> Score:
 
 
 COMBINATIONS: dict[str, Score] = {
-    "weighed sum": lambda pieces, _, weights: weights @ pieces,
+    "weighed sum": lambda pieces, _, weights: weights @ softened(pieces),
+    "weighed sum of z": lambda pieces, _, weights: weights @ pieces,
     "sum": lambda pieces, *_: pieces.sum(0),
     "doubt": lambda pieces, *_: pieces[0],
     "doubt + mean distance": lambda pieces, *_: pieces[0] + (pieces[1:].mean(0) if len(pieces) > 1 else 0),

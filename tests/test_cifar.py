@@ -378,7 +378,7 @@ def test_the_rule_is_that_of_the_library():
     x = torch.rand(6, 3, 32, 32)
     assert plan()["scoring"] == {
         "defaults": DEFAULTS,
-        "power": weighing.POWER,
+        "ridge": weighing.RIDGE,
         "least_doubt": weighing.LEAST_DOUBT,
         "threshold": verdicts.THRESHOLD,
         "nearer": verdicts.NEARER,
@@ -388,7 +388,7 @@ def test_the_rule_is_that_of_the_library():
         "kinds": list(outliers.synthetic(x, x)),
         "near_kinds": list(outliers.near(x, x)),
     }
-    assert "(a − ½)⁴" in plan()["rule"]
+    assert "λ = 4" in plan()["rule"]
     assert "half of the largest weight" in plan()["rule"]
 
 

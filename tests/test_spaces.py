@@ -185,8 +185,9 @@ def test_normalised_features_are_further_evidence(posterior, blobs):
     (train, _), held_out = blobs
     judged = informative(posterior, train, Labelled(*held_out))
     assert "features" in names(judged)
-    (further,) = judged.further
+    further, logits = judged.further
     assert further.name == "normalised features"
+    assert logits.name == "logits"
     assert further.projector(train).norm(dim=1).allclose(torch.ones(len(train)))
 
 

@@ -1,6 +1,7 @@
 """One score and one p-value for "is this input out of distribution?", apart from the predictive distribution.
 
-The score is a weighed sum of the standardised pieces (`dapcal.calibration.weighing`): of the combinations tried on
+The score is a weighed sum of the standardised pieces (`dapcal.calibration.weighing`), each as log(½ + ½ exp z): what is
+far in one space is not made up for by what is near in another, or has large logits. Of the combinations tried on
 held-out classes and synthetic outliers (benchmarks/evidence_combination.py) it has the best mean. Scales and weights
 come from the half of the held-out inputs that chooses. The score becomes a p-value once, on the half that judges, so
 that its validity needs nothing of how the pieces depend on each other.
@@ -30,7 +31,7 @@ class Evidence:
     """Standardised pieces of evidence, summed, and the held-out scores that p-values are read from.
 
     The pieces are the uncalibrated predictive entropy (regression: log epistemic variance), the raw distance in every
-    space of the distance, and in further spaces (normalised features).
+    space of the distance, and in further spaces (normalised features, class means, logits).
 
     Attributes:
         further: spaces beside those of the distance.
@@ -44,6 +45,7 @@ class Evidence:
         sum_scale: its 95 % quantile minus the median.
         weights: what each piece weighs in the sum, (M − beside,); None where all weigh the same, and in files of
             earlier versions.
+        soft: whether pieces join the sum as log(½ + ½ exp z); in files of earlier versions as z.
     """
 
     stores = Stores()
@@ -58,6 +60,7 @@ class Evidence:
     sum_center: float = 0.0
     sum_scale: float = 1.0
     weights: Tensor | None = None
+    soft: bool = False
 
     def standardised(self, pieces: Tensor) -> Tensor:
         """Pieces (M, N) in units of what they vary by in distribution."""
@@ -70,6 +73,7 @@ class Evidence:
     def combined(self, standardised: Tensor) -> Tensor:
         """The same of pieces (M, N) that are standardised already."""
         joined = standardised[: len(standardised) - self.beside]
+        joined = softened(joined) if self.soft else joined
         total = (joined if self.weights is None else self.weights.to(joined)[:, None] * joined).sum(0)
         if not self.beside:
             return total
@@ -120,7 +124,8 @@ def fit_evidence(
         conformal: pieces (M, n') of the other half; on one and the same half p-values would not be valid.
         weights: of the pieces, (M,), from the half that chooses; by default all weigh the same.
     """
-    evidence = Evidence(further, *_center_and_scale(scaling, doubt_first=True), torch.empty(0), weights=weights)
+    center, scale = center_and_scale(scaling, doubt_first=True)
+    evidence = Evidence(further, center, scale, torch.empty(0), weights=weights, soft=True)
     return replace(
         evidence,
         held_out=evidence.score(conformal).sort().values,
@@ -147,8 +152,8 @@ def with_beside(
     """
     if evidence.beside:
         raise ValueError("Expected evidence with nothing beside its sum; give all spaces at once")
-    center, scale = _center_and_scale(scaling[1].to(evidence.center))
-    sum_center, sum_scale = _center_and_scale(evidence.combined(scaling[0])[None])
+    center, scale = center_and_scale(scaling[1].to(evidence.center))
+    sum_center, sum_scale = center_and_scale(evidence.combined(scaling[0])[None])
     fitted = replace(
         evidence,
         further=(*evidence.further, *spaces),
@@ -166,7 +171,12 @@ def with_beside(
     )
 
 
-def _center_and_scale(pieces: Tensor, doubt_first: bool = False) -> tuple[Tensor, Tensor]:
+def softened(standardised: Tensor) -> Tensor:
+    """log(½ + ½ exp z): z but for a constant where it is large, 0 at the median, hardly less below it."""
+    return torch.nn.functional.softplus(standardised) - math.log(2)
+
+
+def center_and_scale(pieces: Tensor, doubt_first: bool = False) -> tuple[Tensor, Tensor]:
     """Median, and 95 % quantile minus the median, floored, of pieces (M, n)."""
     center = pieces.median(1).values
     spread = torch.quantile(pieces, 0.95, dim=1) - center

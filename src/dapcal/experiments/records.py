@@ -82,10 +82,10 @@ class Experiment(NamedTuple):
     settings: dict[str, Any] | None = None  # what unfinished work must agree with to be gone on from
 
 
-DEFAULTS = "3"
+DEFAULTS = "4"
 """Of `dapcal.calibrate`, counted: files without it were made before harm was measured against the network itself and
 before scaling in the domain, with the features of an ensemble's first member alone; in those of "2" all pieces of
-evidence weigh the same in the OOD score."""
+evidence weigh the same in the OOD score, in those of "3" by AUROC, and logits are none."""
 
 
 def environment(device: str = "cpu") -> dict[str, str]:

@@ -80,7 +80,8 @@ def train(
     """
     x, y = data
     optimizer = SGD(
-        network.parameters(), learning_rate, momentum=0.9, nesterov=True, weight_decay=weight_decay
+        network.parameters(), learning_rate, momentum=0.9, nesterov=True, weight_decay=weight_decay,
+        fused=x.device.type == "cuda" or None,  # a tenth of the time of a wide ResNet's step
     )  # fmt: skip
     schedule = CosineAnnealingLR(optimizer, max(1, epochs * math.ceil(len(x) / batch_size)))
     parts: dict[str, Any] = {"network": network, "optimizer": optimizer, "schedule": schedule}

@@ -83,7 +83,7 @@ def _made(name: str, run: dict[str, Any]) -> str:
     settings, where = run["settings"], run["environment"]
     trained = f"{settings['train']:,} images, {settings['epochs']} epochs, {settings['test']:,} test images"
     device = where["device"].replace("cpu", "CPU")
-    earlier = "" if where["defaults"] == DEFAULTS else ", when all pieces weighed the same"
+    earlier = "" if where["defaults"] == DEFAULTS else ", with earlier weights of the pieces"
     return f"{name}: {trained}, {device}, torch {where['torch']}, {run['seconds']:.0f} s{earlier}"
 
 

@@ -117,10 +117,10 @@ def _earlier(sources: Sequence[tuple[str, Source]]) -> list[str]:
     if not names:
         return []
     return [
-        f"**Made with earlier defaults of `dapcal.calibrate`:** {', '.join(names)}. With defaults 2 all pieces of "
-        "evidence weigh the same in the OOD score. Before that (no number) harm is measured against the posterior "
-        "alone, nothing is scaled in the domain, and an ensemble's distances see the features of its first member. "
-        "They stand until they are run again."
+        f"**Made with earlier defaults of `dapcal.calibrate`:** {', '.join(names)}. With defaults 3 the pieces of "
+        "evidence weigh by AUROC in the OOD score and logits are none of them, with 2 all weigh the same. Before that "
+        "(no number) harm is measured against the posterior alone, nothing is scaled in the domain, and an ensemble's "
+        "distances see the features of its first member. They stand until they are run again."
     ]
 
 
