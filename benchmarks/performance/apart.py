@@ -37,9 +37,9 @@ def alone(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> Alone:
     return Alone(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def resident(which: str) -> float:
-    """MiB of this process: "VmRSS" now, "VmHWM" at most since the last `forget`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def resident(which: str, process: int | str = "self") -> float:
+    """MiB of a process: "VmRSS" now, "VmHWM" at most since it began, or `forget` was called there."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) / 1024
 
 

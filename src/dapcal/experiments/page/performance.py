@@ -22,6 +22,7 @@ from dapcal.files import complete_or_absent, write_text
 TITLES = {  # question in the file: heading, what was done
     "laplace": ("Last-layer Laplace", "A Kronecker-factored posterior of the last layer: fitted, then predicting."),
     "nearest": ("Nearest neighbours", "Exact answers; the index is built before, but for the rows of memory."),
+    "approximate": ("Approximate neighbours", "Beside our own exact search; d0 by a radius of each index's own."),
     "detectors": ("Detectors", "Scores of one network's features."),
     "intervals": ("Intervals", "Split conformal intervals around the same point predictions."),
     "ensembles": ("Predictions of networks", "`Calibrated` beside bare passes: what distance costs."),
