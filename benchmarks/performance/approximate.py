@@ -59,8 +59,8 @@ def changed(index: NeighborIndex, exact: TorchIndex, held_out: Tensor, asked: Te
         ours, theirs = (radius(one, held_out)(one.query(queries)[0][:, 0]) for one in (index, exact))
         out = [100 * float((d0 > 0).double().mean()) for d0 in (theirs, ours)]
         words.append(
-            f"{title}: d0 above 0 for {out[0]:.1f} % → {out[1]:.1f} %, its median "
-            f"{float(theirs.median()):.2g} → {float(ours.median()):.2g}"
+            f"{title}: d0 above 0 for {out[0]:.1f} % → {out[1]:.1f} %, its mean "
+            f"{float(theirs.mean()):.2g} → {float(ours.mean()):.2g}"
         )
     return "; ".join(words)
 

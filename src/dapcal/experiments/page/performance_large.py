@@ -86,7 +86,7 @@ def _distances(found: Mapping[str, Any]) -> str:
     """What distances from the sample are beside those from all rows."""
     beyond, mean = found["beyond_radius"], found["mean_d0"]
     spaces = ", ".join(
-        f"{name} half are at most {100 * half:.2g} % and 99 % at most {100 * most:.2g} % larger"
+        f"{name} half are at most {decimal(100 * half, 1)} % and 99 % at most {decimal(100 * most, 1)} % larger"
         for name, (half, most) in found["too_large"].items()
     )
     return (
