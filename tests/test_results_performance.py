@@ -128,7 +128,9 @@ def test_ten_million_points_and_rows_are_shown(results: Path):
     assert "for 96.1 %, and 99 % of the distances are at most 1.2 % too large; none is too small" in page
     assert "| built | 12.50 | 20.00 | 0.25 |\n| 10,000 queries, exactly | 12.50 |" in page
     assert "4.2 GB of anonymous memory at its peak (4 allowed, ✗), 30 minutes; the model takes 12.3 MB." in page
-    assert "in features half are at most 12.5 % and 99 % at most 50.0 % larger. d0 is above 0 for 10.0 % (to all" in page
+    assert (
+        "in features half are at most 12.5 % and 99 % at most 50.0 % larger. d0 is above 0 for 10.0 % (to all" in page
+    )
 
 
 def test_ten_million_may_be_measured_in_part(results: Path):
