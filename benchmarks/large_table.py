@@ -84,9 +84,9 @@ def watched(command: list[str]) -> int:
     process = subprocess.Popen(command)
     while process.poll() is None:
         try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-            peak = max(peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:")))
-        except (OSError, TypeError):  # it has just ended
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peak = max([peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))])
+        except OSError:  # it has just ended
             pass
         time.sleep(0.05)
     if process.returncode:

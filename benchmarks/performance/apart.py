@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+RUNS = 3  # of memory, at most: it hardly varies
 PAGE = 1 / 256  # MiB: less than that cannot be told from nothing
 
 
@@ -35,6 +36,11 @@ def alone(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> Alone:
     words = [prepare.__module__, prepare.__name__, json.dumps(arguments)]
     done = subprocess.run([sys.executable, "-m", "performance.apart", *words], check=True, stdout=subprocess.PIPE)
     return Alone(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def peaks(repeats: int, prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> list[float]:
+    """Memory of some calls, each `alone`."""
+    return [alone(prepare, *arguments).peak for _ in range(min(repeats, RUNS))]
 
 
 def resident(which: str, process: int | str = "self") -> float:

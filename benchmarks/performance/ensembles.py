@@ -20,7 +20,7 @@ from dapcal.experiments.performance import AS_FAST, Limit, Row
 from dapcal.likelihoods import Categorical
 from dapcal.posteriors import ensemble, laplace
 from dapcal.types import Posterior
-from performance.apart import alone
+from performance.apart import peaks
 from performance.turns import in_turns, shares
 
 __all__ = ["rows"]
@@ -52,7 +52,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
     for name, (posterior, own) in posteriors.items():
         fitted = {
             title: dapcal.calibrate(posterior, train=train, held_out=held_out, distance=spaces)
-            for title, spaces in SPACES.items()
+            for title, spaces in list(SPACES.items())[: len(LIMITS[name])]
         }
         ways: dict[str, Callable[[], object]] = {"passes": passes(own, x), "posterior": means(posterior, x)}
         ways |= {title: predicts(calibrated, x) for title, calibrated in fitted.items()}
@@ -73,8 +73,8 @@ def rows(repeats: int, small: bool) -> list[Row]:
                 seconds[title],
                 peer,
                 seconds["passes"],
-                most.get(title),
-                note=told(calibrated) if title in most else "no limit is set for pixels of a single network",
+                most[title],
+                note=told(calibrated),
                 profile=shares(ways[title]),
             )
             for title, calibrated in fitted.items()
@@ -89,15 +89,15 @@ def memory(calibrated: Calibrated, images_asked: int, repeats: int) -> list[Row]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.dap"
         calibrated.save(path)
-        peaks = {way: [alone(prepare_alone, way, str(path), images_asked).peak for _ in range(repeats)] for way in WAYS}
+        found = {way: peaks(repeats, prepare_alone, way, str(path), images_asked) for way in WAYS}
     title = f"memory of {images_asked:,} predictions, {ENSEMBLE}, LeNet-5"
     return [
         Row(
             f"{title}, {WAYS[way]}",
             "MiB",
-            peaks[way],
+            found[way],
             "passes of five networks in plain PyTorch",
-            peaks[PLAIN],
+            found[PLAIN],
             AS_FAST,
         )
         for way in ("posterior", "calibrated")

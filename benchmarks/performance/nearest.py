@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dapcal.distances import TorchIndex
 from dapcal.experiments.performance import AS_FAST, Limit, Row
-from performance.apart import alone
+from performance.apart import peaks
 from performance.turns import in_turns, shares
 
 __all__ = ["rows"]
@@ -67,9 +67,9 @@ def without_faiss(points: Tensor) -> Search:
 def memory(repeats: int, small: bool) -> list[Row]:
     """Of index and search, beside points and queries."""
     sizes = (1_000, 6_000, 64) if small else SIZES[0]
-    peaks = {who: [alone(prepare, who, *sizes).peak for _ in range(repeats)] for who in INDEXES}
+    found = {who: peaks(repeats, prepare, who, *sizes) for who in INDEXES}
     name = f"memory of index and search, {sizes[0]:,} queries, {sizes[1]:,} points × {sizes[2]}"
-    return [Row(name, "MiB", peaks["dapcal"], peer, peaks[who], AS_FAST) for who, peer in PEERS.items()]
+    return [Row(name, "MiB", found["dapcal"], peer, found[who], AS_FAST) for who, peer in PEERS.items()]
 
 
 def prepare(who: str, queries: int, points: int, numbers: int) -> Callable[[], int]:

@@ -26,7 +26,7 @@ NOTE = "the peer answers with probabilities alone: without distances, p-values, 
 
 
 def rows(repeats: int, small: bool) -> list[Row]:
-    seconds = 1.0 if small else 4.0
+    seconds = 1.0 if small else 3.0
     with tempfile.TemporaryDirectory() as folder:
         ours = [*DAPCAL, "serve", fitted(Path(folder)), "--port", "0", "--json"]
         bare = [sys.executable, "-m", "performance.bare_service"]
