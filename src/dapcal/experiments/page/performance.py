@@ -36,8 +36,8 @@ TITLES = {  # question in the file: heading, what was done
 NOT_YET = "Not measured yet."
 REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer, and why it misses its limit
     "nearest": {
-        "memory of": "Products of many queries with many points are held before the smallest are taken, in blocks of up "
-        "to `memory` (256 MiB; a smaller one takes less, and longer)",
+        "memory of": "Products of many queries with many points are held before the smallest are taken, in blocks of "
+        "up to `memory` (256 MiB; a smaller one takes less, and longer)",
     },
     "ensembles": {
         "predictions, ensemble of five, LeNet-5, exact": "Distances need the training points and their products with "
