@@ -2,7 +2,8 @@
 
 Writes a Parquet file of 16 numbers and 4 categories, chunk by chunk, fits a model to it in a process of its own, and
 watches the anonymous memory of that process (file-backed pages apart; Linux). Errors are those at new rows: of the
-members that predict, which have learnt from all rows, and of those of the sample. Run:
+members that predict, which have learnt from all rows, and of those of the sample. Distances of new rows are measured
+from the rows that the model keeps, and once more from all rows: what the sample makes of them. Run:
 
     python benchmarks/large_table.py [--rows 10000000] [--out results/large-table.json]
 """
@@ -20,12 +21,18 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import torch
+from torch import Tensor
 
+from dapcal.distances import NearestNeighbor, TorchIndex
+from dapcal.distances.projectors import project
 from dapcal.experiments.records import environment
 from dapcal.files import write_text
 from dapcal.models.loading import load
+from dapcal.tables import stream
 
 NUMBERS, CATEGORIES, CHUNK, NEW = 16, 4, 250_000, 20_000
+MEASURED = 1_000  # new rows whose distances are compared
 
 
 def main() -> None:
@@ -46,6 +53,7 @@ def main() -> None:
             "seconds": round(time.perf_counter() - start),
             "model_megabytes": round(model.stat().st_size / 1e6, 1),
             **errors(model),
+            "distances": distances(model, path),
         }
     print(found)
     if options.out is not None:
@@ -76,9 +84,9 @@ def watched(command: list[str]) -> int:
     process = subprocess.Popen(command)
     while process.poll() is None:
         try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-            peak = max(peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:")))
-        except (OSError, TypeError):  # it has just ended
+            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+            peak = max([peak, *(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))])
+        except OSError:  # it has just ended
             pass
         time.sleep(0.05)
     if process.returncode:
@@ -94,6 +102,39 @@ def errors(path: Path) -> dict[str, float]:
     found = {"all_rows": model.calibrated, "sample": model.calibrated.judging}
     means = {name: model.target.decode(one.predict(x).mean).flatten().numpy() for name, one in found.items()}
     return {f"rmse_{name}": round(float(np.sqrt(np.mean((mean - y) ** 2))), 4) for name, mean in means.items()}
+
+
+@torch.inference_mode()
+def distances(path: Path, table: Path) -> dict[str, object]:
+    """Of new rows from the rows that a model keeps, and from all rows of the table, as d0 and space by space."""
+    model = load(path)
+    measure = model.calibrated.distance
+    new = model.encoder(block(np.random.default_rng(2), MEASURED)).x
+    kept = measure.raw(new)  # (spaces, N)
+    places = [place for place, space in enumerate(measure.spaces) if isinstance(space.metric, NearestNeighbor)]
+    asked = {place: project(measure.spaces[place].projector, new) for place in places}
+    nearest: dict[int, Tensor] = {}
+    for batch in stream(table, model.encoder.expected):
+        x = model.encoder(batch).x
+        for place, queries in asked.items():
+            space = measure.spaces[place]
+            points, k = torch.cat([project(space.projector, part) for part in x.split(8192)]), space.metric.k
+            found = TorchIndex(points).query(queries, min(k, len(points)))[0]
+            nearest[place] = torch.cat([nearest.get(place, found[:, :0]), found], 1).sort(1).values[:, :k]
+    all_rows = kept.clone()
+    for place, found in nearest.items():
+        all_rows[place] = found[:, -1]
+    d0 = {"sample": measure.combine(kept), "all_rows": measure.combine(all_rows)}
+    found = {}
+    for place in places:
+        excess = (kept[place] / all_rows[place].clamp_min(torch.finfo(kept.dtype).tiny) - 1).double()
+        found[measure.spaces[place].name] = [round(float(excess.quantile(share)), 4) for share in (0.5, 0.99)]
+    return {
+        "new_rows": MEASURED,
+        "too_large": found,  # of themselves, half of them and 99 % at most
+        "beyond_radius": {name: round(float((own > 0).double().mean()), 4) for name, own in d0.items()},
+        "mean_d0": {name: round(float(own.mean()), 4) for name, own in d0.items()},
+    }
 
 
 if __name__ == "__main__":

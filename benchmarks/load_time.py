@@ -73,8 +73,11 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
 
 
-def made(rows: int, path: Path) -> None:
-    """An artefact whose index has so many points; its radius and scores are of fewer, which costs nothing."""
+def made(rows: int, path: Path) -> dapcal.Calibrated:
+    """An artefact whose index has so many points, and what is in it.
+
+    Its radius and scores are of fewer points, which costs nothing.
+    """
     model = network()
     scale = {name: torch.full_like(value, 0.1) for name, value in model.named_parameters()}
     x = torch.randn(400, WIDTH, generator=torch.Generator().manual_seed(SEED))
@@ -87,7 +90,9 @@ def made(rows: int, path: Path) -> None:
     )
     points = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(SEED + 1))
     space = replace(calibrated.distance.spaces[0], metric=NearestNeighbor(TorchIndex(points), 1, "max"))
-    replace(calibrated, distance=Distance((space,))).save(path)
+    large = replace(calibrated, distance=Distance((space,)))
+    large.save(path)
+    return large
 
 
 def in_a_process(*arguments: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ Search = Callable[[Tensor], np.ndarray]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["sizes", "scaling", "large"], help="what to measure")
+    parser.add_argument("parts", nargs="*", help=f"what to measure, of {', '.join(PARTS)}; by default all")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the queries, where time is short")
     parser.add_argument("--points", type=int, default=10_000_000)
@@ -55,6 +55,8 @@ def main() -> None:
     parser.add_argument("--lists", type=int, help="of the large part; by default the square root of the points")
     parser.add_argument("--out", type=Path, default=Path("results/neighbors.json"))
     options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"Expected parts among {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
     result = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     for part in options.parts or PARTS:
         result |= {"experiment": "neighbors", "environment": _environment(), part: PARTS[part](options)}

@@ -3,7 +3,9 @@
 Rows per second, processor time, peak memory of every node, and whether the bytes are the same; then neighbours among
 points in three shards, beside one index.
 
-Run: python benchmarks/ray_predict.py [--rows 20000000] [--points 20000000] [--out results/ray.json]
+Each part writes its own rows of the file.
+
+Run: python benchmarks/ray_predict.py [--only rows] [--rows 20000000] [--points 20000000] [--out results/ray.json]
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +33,7 @@ from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.spread import Spread
 from dapcal.engines.ray import connected
 from dapcal.experiments.records import environment
+from dapcal.files import write_text
 
 NODES = 3
 COLUMNS = 20
@@ -39,6 +44,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=["rows", "index"], help="of the two parts; by default both")
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--points", type=int, default=20_000_000)
     parser.add_argument("--out", type=Path, default=Path("results/ray.json"))
@@ -50,40 +56,46 @@ def main() -> None:
         "RAY_worker_niceness": "0",
         "OMP_WAIT_POLICY": "PASSIVE",
     }
+    found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {"experiment": "ray"}
+    for part in [options.only] if options.only else ["rows", "index"]:  # each is written when it is there
+        if part == "rows":
+            own = {"environment": {**environment(), "cores": len(os.sched_getaffinity(0)), "load": load}}
+            found |= own | predictions(options.rows)
+        else:
+            with three_nodes() as address:
+                found["index"] = index(options.points, address)
+        write_text(options.out, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def predictions(rows: int) -> dict[str, object]:
+    """Rows of a file by one process, and by three nodes."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         table(TRAINING, 0, target=True, path=folder / "train.parquet")
-        table(options.rows, 1, target=False, path=folder / "rows.parquet")
+        table(rows, 1, target=False, path=folder / "rows.parquet")
         fit = ["fit", folder / "train.parquet", "--target", "y", "-o", folder / "m.dap", "--fast", "--epochs", "10"]
         command(*fit)
-        one = measured(
-            lambda: command("predict", folder / "m.dap", folder / "rows.parquet", "-o", folder / "one.parquet")
-        )
-        cluster = three_nodes()
-        try:
-            words = ["--engine", "ray", "--address", cluster.address]
+        asked = ["predict", folder / "m.dap", folder / "rows.parquet", "-o"]
+        one = measured(lambda: command(*asked, folder / "one.parquet"))
+        print(f"one process: {one}", flush=True)
+        with three_nodes() as address:
+            words = ["--engine", "ray", "--address", address]
             with Watch() as watch:
-                call = ["predict", folder / "m.dap", folder / "rows.parquet", "-o", folder / "three.parquet", *words]
-                three = measured(lambda: command(*call))
-            three["processor_seconds"] += watch.processor_seconds()
-            found = {
-                "experiment": "ray",
-                "environment": {**environment(), "cores": len(os.sched_getaffinity(0)), "load": load},
-                "rows": options.rows,
-                "columns": COLUMNS,
-                "training_rows": TRAINING,
-                "one_process": one,
-                "three_nodes": three,
-                "overhead_seconds": three["seconds"] / one["seconds"],
-                "overhead_processor": three["processor_seconds"] / one["processor_seconds"],
-                "node_peak_mib": watch.peaks(),
-                "same_bytes": digest(folder / "one.parquet") == digest(folder / "three.parquet"),
-                "index": index(options.points, cluster.address),
-            }
-        finally:
-            cluster.shutdown()
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+                three = measured(lambda: command(*asked, folder / "three.parquet", *words))
+        three["processor_seconds"] += watch.processor_seconds()
+        print(f"three nodes: {three}", flush=True)
+        return {
+            "rows": rows,
+            "columns": COLUMNS,
+            "training_rows": TRAINING,
+            "one_process": one,
+            "three_nodes": three,
+            "overhead_seconds": three["seconds"] / one["seconds"],
+            "overhead_processor": three["processor_seconds"] / one["processor_seconds"],
+            "node_peak_mib": watch.peaks(),
+            "same_bytes": digest(folder / "one.parquet") == digest(folder / "three.parquet"),
+        }
 
 
 def table(rows: int, seed: int, target: bool, path: Path) -> None:
@@ -115,15 +127,22 @@ def measured(call) -> dict[str, float]:
     return {"seconds": round(seconds, 2), "processor_seconds": round(used, 2)}
 
 
-def three_nodes():
+@contextmanager
+def three_nodes() -> Iterator[str]:
+    """Address of a cluster that ends with the block."""
+    import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
     )
-    for _ in range(NODES - 1):
-        cluster.add_node(num_cpus=1, object_store_memory=STORE)
-    return cluster
+    try:
+        for _ in range(NODES - 1):
+            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        yield cluster.address
+    finally:
+        ray.shutdown()  # a node that this process is connected to is not removed
+        cluster.shutdown()
 
 
 class Watch:

@@ -24,7 +24,10 @@ INDEX = {
 }  # fmt: skip
 TABLE = {
     "rows": 10**7, "columns": 20, "gigabytes": 4.2, "seconds": 1800, "model_megabytes": 12.34, "rmse_all_rows": 0.4,
-    "rmse_sample": 0.5,
+    "rmse_sample": 0.5, "distances": {
+        "new_rows": 1000, "too_large": {"features": [0.125, 0.5]}, "beyond_radius": {"sample": 0.1, "all_rows": 0.05},
+        "mean_d0": {"sample": 0.25, "all_rows": 0.125},
+    },
 }  # fmt: skip
 
 ROWS = {
@@ -96,7 +99,7 @@ def test_rows_lines_and_what_is_missing_are_shown(results: Path):
     assert "| latency | 6 ms | – | – | – | ≤ 4 ms | ✗ |" in page
     assert "- fit: 0.1 apart." in page
     assert "| ours | 1.00 | 1.00 |" in page
-    assert "**Not measured yet:** Detectors, Intervals," in page
+    assert "**Not measured yet:** Approximate neighbours, Detectors, Intervals," in page
     assert (
         "Some CPU, 2 cores, device cpu; dapcal 1, python 1, torch 1, numpy 1; faiss-cpu 1.9. Commit abc; 3 runs" in page
     )
@@ -125,6 +128,9 @@ def test_ten_million_points_and_rows_are_shown(results: Path):
     assert "for 96.1 %, and 99 % of the distances are at most 1.2 % too large; none is too small" in page
     assert "| built | 12.50 | 20.00 | 0.25 |\n| 10,000 queries, exactly | 12.50 |" in page
     assert "4.2 GB of anonymous memory at its peak (4 allowed, ✗), 30 minutes; the model takes 12.3 MB." in page
+    assert (
+        "in features half are at most 12.5 % and 99 % at most 50.0 % larger. d0 is above 0 for 10.0 % (to all" in page
+    )
 
 
 def test_ten_million_may_be_measured_in_part(results: Path):

@@ -25,6 +25,7 @@ from dapcal.files import write_text
 QUESTIONS = (
     "laplace",
     "nearest",
+    "approximate",
     "detectors",
     "intervals",
     "ensembles",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+RUNS = 3  # of memory, at most: it hardly varies
 PAGE = 1 / 256  # MiB: less than that cannot be told from nothing
 
 
@@ -37,9 +38,14 @@ def alone(prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> Alone:
     return Alone(*json.loads(done.stdout.splitlines()[-1]))
 
 
-def resident(which: str) -> float:
-    """MiB of this process: "VmRSS" now, "VmHWM" at most since the last `forget`."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+def peaks(repeats: int, prepare: Callable[..., Callable[[], Any]], *arguments: Any) -> list[float]:
+    """Memory of some calls, each `alone`."""
+    return [alone(prepare, *arguments).peak for _ in range(min(repeats, RUNS))]
+
+
+def resident(which: str, process: int | str = "self") -> float:
+    """MiB of a process: "VmRSS" now, "VmHWM" at most since it began, or `forget` was called there."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{which}:")) / 1024
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dapcal.detectors import knn, mahalanobis
 from dapcal.experiments.performance import AS_FAST, Row
-from performance.apart import alone
+from performance.apart import peaks
 from performance.no_torchvision import stand_in
 from performance.turns import in_turns, shares
 
@@ -27,7 +27,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
     for name, words in NAMES.items():
         ways = {who: prepare(name, who, *sizes) for who in ("ours", PEER)}
         seconds = in_turns(ways, repeats)
-        memory = {who: [alone(prepare_alone, name, who, *sizes).peak for _ in range(repeats)] for who in ways}
+        memory = {who: peaks(repeats, prepare_alone, name, who, *sizes) for who in ways}
         title = f"{words}, LeNet-5, fit to {sizes[0]:,} images and score {sizes[1]:,}"
         order = rank_correlation(*(way() for way in ways.values()))
         found += [

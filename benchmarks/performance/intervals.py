@@ -10,7 +10,7 @@ import torch
 
 from dapcal.experiments.performance import AS_FAST, Row
 from dapcal.likelihoods import Conformal, Gaussian, scores_of
-from performance.apart import alone
+from performance.apart import peaks
 from performance.turns import in_turns, shares
 
 __all__ = ["rows"]
@@ -25,7 +25,7 @@ def rows(repeats: int, small: bool) -> list[Row]:
     name = f"intervals of {count:,} rows, residuals of {JUDGING:,}"
     note = f"ends differ by at most {np.abs(first - second).max():.1e}"
     seconds = in_turns(ways, repeats)
-    memory = {way: [alone(prepare_alone, way, count).peak for _ in range(repeats)] for way in ways}
+    memory = {way: peaks(repeats, prepare_alone, way, count) for way in ways}
     return [
         Row(name, "s", *_beside(seconds), AS_FAST, note=note, profile=shares(ways["ours"])),
         Row(f"memory of {name}", "MiB", *_beside(memory), AS_FAST),

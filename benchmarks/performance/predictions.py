@@ -32,7 +32,7 @@ KEPT = 500  # rows that distances are measured from, where not all are
 
 
 def rows(repeats: int, small: bool) -> list[Row]:
-    count = 50_000 if small else 100_000
+    count = 20_000 if small else 50_000
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model, fewer = fitted(folder), fitted(folder, "--points", str(KEPT))

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from service import DAPCAL, Client, Result, fitted
 
-from dapcal.experiments.performance import Limit, Row
+from dapcal.experiments.performance import AS_FAST, Limit, Row
+from performance.apart import resident
 
 __all__ = ["rows"]
 
@@ -25,17 +26,18 @@ NOTE = "the peer answers with probabilities alone: without distances, p-values, 
 
 
 def rows(repeats: int, small: bool) -> list[Row]:
-    seconds = 1.0 if small else 4.0
+    seconds = 1.0 if small else 3.0
     with tempfile.TemporaryDirectory() as folder:
         ours = [*DAPCAL, "serve", fitted(Path(folder)), "--port", "0", "--json"]
         bare = [sys.executable, "-m", "performance.bare_service"]
         with served(ours) as own, served(bare) as other:
             found = [[measured(client, seconds) for client in (own, other)] for _ in range(repeats)]
-    limits = (Limit(4.0, "ours"), Limit(1500.0, "ours", least=True), Limit(50_000.0, "ours", least=True))
+    limits = (Limit(4.0, "ours"), *(Limit(least, "ours", least=True) for least in (1500.0, 50_000.0)), AS_FAST)
     names = {
         f"single rows at {RATE}/s: median latency": "ms",
         f"single rows, {CONNECTIONS} connections that wait for each answer": "requests/s",
         f"batches of {BATCH:,} rows": "rows/s",
+        "memory of the process at its peak, libraries and all": "MiB",
     }
     return [
         Row(name, unit, [one[place] for one, _ in found], PEER, [two[place] for _, two in found], limits[place], NOTE)
@@ -43,8 +45,8 @@ def rows(repeats: int, small: bool) -> list[Row]:
     ]
 
 
-def measured(client: Clients, seconds: float) -> tuple[float, float, float]:
-    """Median latency in ms, requests a second, rows a second."""
+def measured(client: Clients, seconds: float) -> tuple[float, float, float, float]:
+    """Median latency in ms, requests a second, rows a second; MiB of the process at most so far."""
     spaced = checked(asyncio.run(client.single.open_loop(seconds, RATE)))
     dense = checked(asyncio.run(client.single.closed_loop(seconds, CONNECTIONS)))
     large = checked(asyncio.run(client.batches.closed_loop(seconds, BATCHES)))
@@ -52,6 +54,7 @@ def measured(client: Clients, seconds: float) -> tuple[float, float, float]:
         1000 * statistics.median(spaced.latencies),
         len(dense.latencies) / dense.seconds,
         BATCH * len(large.latencies) / large.seconds,
+        resident("VmHWM", client.process),
     )
 
 
@@ -64,7 +67,8 @@ def checked(result: Result) -> Result:
 class Clients:
     """Of one service: single rows, and batches of them."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, process: int) -> None:
+        self.process = process
         self.single, self.batches = Client(host, port), Batches(host, port)
 
 
@@ -86,7 +90,7 @@ def served(command: list[str]) -> Iterator[Clients]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             address = urlsplit(json.loads(server.stdout.readline())["address"])
-            clients = Clients(address.hostname, address.port)
+            clients = Clients(address.hostname, address.port, server.pid)
             measured(clients, 0.5)
             yield clients
         finally:

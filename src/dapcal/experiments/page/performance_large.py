@@ -78,5 +78,19 @@ def _fitted(found: Mapping[str, Any]) -> str:
         f"**`dapcal fit` of {found['rows']:,} rows × {found['columns']}:** {found['gigabytes']:.3g} GB of anonymous "
         f"memory at its peak ({MOST:g} allowed, {mark}), {found['seconds'] / 60:.0f} minutes; the model takes "
         f"{found['model_megabytes']:.3g} MB. At new rows its error is {found['rmse_all_rows']:.3f}, with the sample "
-        f"alone {found['rmse_sample']:.3f}."
+        f"alone {found['rmse_sample']:.3f}.{_distances(found['distances']) if 'distances' in found else ''}"
+    )
+
+
+def _distances(found: Mapping[str, Any]) -> str:
+    """What distances from the sample are beside those from all rows."""
+    beyond, mean = found["beyond_radius"], found["mean_d0"]
+    spaces = ", ".join(
+        f"{name} half are at most {decimal(100 * half, 1)} % and 99 % at most {decimal(100 * most, 1)} % larger"
+        for name, (half, most) in found["too_large"].items()
+    )
+    return (
+        f" Distances of {found['new_rows']:,} new rows are those to the sample; beside those to all rows, in {spaces}. "
+        f"d0 is above 0 for {100 * beyond['sample']:.1f} % (to all rows, with the same radius: "
+        f"{100 * beyond['all_rows']:.1f} %), its mean {mean['sample']:.3g} ({mean['all_rows']:.3g})."
     )

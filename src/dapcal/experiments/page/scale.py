@@ -64,7 +64,7 @@ def _slopes(found: dict[str, Any]) -> str:
 
 def nodes(found: dict[str, Any] | None) -> str:
     """Rows on three nodes beside one process, and points in shards beside one index."""
-    if found is None:
+    if found is None or not {"rows", "index"} <= set(found):  # each is measured on its own
         return "It has not been run yet."
     one, three, index = found["one_process"], found["three_nodes"], found["index"]
     rows = found["rows"]
