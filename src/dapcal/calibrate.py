@@ -131,6 +131,11 @@ def calibrate(
         base = check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
         chooses = Evaluated(first.x, first.y, base)
         measured = measure(distance, posterior, train_data.x, chooses, train_data.y)
+        if reference.share < 1 and not (measured.spaces and adjust.heeds_distance):  # the guard is left to the spread
+            reference = choose_reference(given, first, drawn, temperature, guard, whole=True)
+            posterior, likelihood = reference.posterior, reference.posterior.likelihood
+            adjusted_first = adjust(posterior, first.x)
+            base = adjusted_first(torch.zeros(len(first.x)))
         raw_first, further_first = measured.distance.raw(first.x), raw_in(measured.further, first.x)
     d0_first = measured.distance.combine(raw_first)
 
