@@ -5,8 +5,8 @@ are Monte Carlo standard errors over splits. Three ways:
 
 - "calibrate": one ensemble, trained once by the library; each split has new held-out rows and runs `dapcal.calibrate`.
 - "batched": networks of all splits trained side by side in plain torch, stopped where the NLL of the half that chooses
-  is lowest, and once more on all rows for as long ("refit"), as `dapcal.recipes` does; pieces, scales and p-values are
-  the library's. Asked about with the members before the refit ("off") and after it ("on").
+  is lowest, and once more on all rows for as long ("refit"), as `dapcal.recipes` does; pieces, scales,
+  weights and p-values are the library's. Asked about with the members before the refit ("off") and after it ("on").
 - "recipe": `dapcal.recipes.fit` itself with refit and without gap cross-validation, columns checked one by one as in
   tables, with the fewest judging rows alone, as it trains one by one. It asks the members from before the refit.
 
@@ -30,9 +30,11 @@ from torch import Tensor, nn
 import dapcal
 from dapcal import recipes
 from dapcal.calibration.ood_score import fit_evidence, pieces_of
+from dapcal.calibration.weighing import PROBES, weights_of
 from dapcal.distances import Space
 from dapcal.distances.column_checks import Columns
 from dapcal.distances.column_statistics import Part
+from dapcal.distances.outliers import near
 from dapcal.distances.projectors import Identity
 from dapcal.ensembles import base_ensemble
 from dapcal.experiments.records import environment
@@ -133,7 +135,9 @@ def with_batched() -> Iterator[tuple[str, Shares]]:
                 scaling, conformal = (
                     _pieces(likelihood, first, first, x[split, :train], half) for half in held_out.split(judging)
                 )
-                evidence = fit_evidence((), scaling, conformal)
+                outliers = near(x[split, :train], held_out[:judging][:PROBES])
+                outside = [_pieces(likelihood, first, first, x[split, :train], far) for far in outliers.values()]
+                evidence = fit_evidence((), scaling, conformal, weights_of(scaling, outside))
                 for refit, members, base in (("off", first, x[split, :train]), ("on", second, x[split, :rows])):
                     pieces = _pieces(likelihood, members, first, base, asked)
                     values = evidence.standardised(pieces)

@@ -101,7 +101,7 @@ def test_the_default_call_leaves_accuracy_and_lowers_far_confidence():
     assert accuracy > 0.8
     confidence = far.probs.max(-1).values
     assert (confidence < far.base.probs.max(-1).values - 0.1).all()
-    assert (confidence < 0.5).all()
+    assert (confidence < 0.6).all()
     assert (far.epistemic > far.base.epistemic).all()
     assert far.probs.shape == (4, 3)
 

@@ -13,12 +13,15 @@ import report_cases
 from dapcal import report
 from dapcal.adjust import Reweight, Transport
 from dapcal.calibration.gap import GapCrossValidation
+from dapcal.calibration.reference import choose_reference, outputs_alone
+from dapcal.data import Labelled
 from dapcal.deploy import export
 from dapcal.distances import Distance, Measured, Space
 from dapcal.distances.projectors import Features
+from dapcal.ensembles import base_ensemble, seen
 from dapcal.explain import explain
 from dapcal.likelihoods import Categorical, Gaussian
-from dapcal.posteriors import ensemble, gaussian
+from dapcal.posteriors import ensemble, gaussian, laplace
 from dapcal.types import DapcalWarning
 
 NONE = Measured((), Distance(()), (), ("distances used: none, no space is informative",))
@@ -64,6 +67,41 @@ def test_the_score_is_doubt_alone(members, blobs):
     expected = standardised.exp().add(1).div(2).log()
     torch.testing.assert_close(prediction.ood_score, expected.to(prediction.ood_score.dtype))
     assert len(calibrated.evidence.center) == 1
+
+
+def too_wide(seed: int):
+    """A last layer whose σ0 is far too wide for its network, the data of both, and rows to judge by."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(900, 6, generator=generator)
+    y = (2 * x[:, :3] + 0.7 * torch.randn(900, 3, generator=generator)).argmax(1)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[:300]), y[:300]).backward()
+        optimizer.step()
+    posterior = laplace.last_layer(model.eval(), Categorical(), (x[:300], y[:300]), prior_scale=30.0)
+    return posterior, ((x[:300], y[:300]), (x[300:600], y[300:600])), (x[600:], y[600:])
+
+
+def test_without_a_distance_a_posterior_keeps_the_spread_that_the_guard_allows():
+    """Nothing gives back what is taken from it, and its doubt is all of the score."""
+    shares = []
+    for seed in range(3):
+        posterior, data, (x, y) = too_wide(seed)
+        calibrated = calibrate(posterior, data)
+        chooses = Labelled(data[1][0][calibrated.chooses], data[1][1][calibrated.chooses])
+        known, found = (choose_reference(posterior, chooses, whole=whole) for whole in (False, True))
+        assert known.share < 1, "the case is one"
+        assert known.share <= found.share
+        assert torch.equal(calibrated.posterior.draws, found.posterior.draws)
+        rises = known.log_prob - found.posterior.likelihood.log_prob(seen(found.posterior, chooses.x), chooses.y)
+        assert float(rises.mean() + rises.std() / len(rises) ** 0.5) <= 0.01 or found.share == known.share
+        alone = known.network.log_prob(base_ensemble(known.network, outputs_alone(posterior.alone, x)[None]), y)
+        assert float((alone - calibrated(x).log_prob(y)).mean()) < 0.02
+        shares.append((known.share, found.share))
+    assert any(one < other for one, other in shares)
 
 
 def test_nothing_is_refitted_for_nothing(blobs):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
+
+from dapcal.calibration.ood_score import fit_evidence
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -56,3 +60,27 @@ def test_the_weighed_sum_has_the_best_mean_the_least_regret_and_no_worse_worst_c
     assert ours["worst"] == pytest.approx(max(row["worst"] for row in told.values()), abs=0.005)
     assert ours["worst"] > told["sum"]["worst"]
     assert ours["largest regret"] < told["sum"]["largest regret"]
+
+
+def test_the_batched_way_judges_the_librarys_score(monkeypatch):
+    """The weighed sum."""
+    path = RESULTS.parent / "benchmarks" / "validity.py"
+    spec = importlib.util.spec_from_file_location("validity_benchmark", path)
+    assert spec is not None
+    assert spec.loader is not None
+    validity = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, validity)
+    spec.loader.exec_module(validity)
+    found = []
+
+    def fitted(*arguments):
+        found.append(fit_evidence(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(validity, "fit_evidence", fitted)
+    monkeypatch.setattr(validity, "SPLITS", 2)
+    next(validity.with_batched())
+    weights = [evidence.weights for evidence in found]
+    assert len(weights) == 2
+    assert all(own is not None and own.shape == (4,) and float(own.max()) == 1 for own in weights)
+    assert any(float(own.min()) < 1 for own in weights), "the plain sum is another score"

@@ -6,7 +6,6 @@ calibration inputs x* ──► loss(φ), subject to the guard ──► φ ─�
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.calibration.checks import check_data, check_spread, options, told_of_rows
+from dapcal.calibration.guard import Rows, crossed
 from dapcal.calibration.in_domain import in_domain
 from dapcal.calibration.inputs import OODInputs, calibration_inputs, source_of
 from dapcal.calibration.losses import Loss, Problem
@@ -89,8 +89,8 @@ def calibrate(
         adjust: how the posterior is adjusted; by default `Inflate()`. `Reweight()` is the paper.
         loss: what φ minimises; by default `Target()`, the paper's.
         guard: nats by which the held-out negative log-likelihood may rise above the best of what was there before
-            (the network itself, or its posterior), the standard error of what φ does to it included (so few held-out
-            inputs make φ cautious); None is the paper.
+            (the network itself, or its posterior), with what few held-out inputs may hide included
+            (`dapcal.calibration.guard`), so that few make φ cautious; None is the paper.
         temperature: calibrate in-domain first: temperature (classification) or noise level (regression). By default
             where it helps held-out rows that it was not fitted to; without a guard, as in the paper, not.
         scale: g(φ); by default `Exp()`.
@@ -131,6 +131,11 @@ def calibrate(
         base = check_spread(likelihood, adjusted_first(torch.zeros(len(first.x))))
         chooses = Evaluated(first.x, first.y, base)
         measured = measure(distance, posterior, train_data.x, chooses, train_data.y)
+        if reference.share < 1 and not (measured.spaces and adjust.heeds_distance):  # the guard is left to the spread
+            reference = choose_reference(given, first, drawn, temperature, guard, whole=True)
+            posterior, likelihood = reference.posterior, reference.posterior.likelihood
+            adjusted_first = adjust(posterior, first.x)
+            base = adjusted_first(torch.zeros(len(first.x)))
         raw_first, further_first = measured.distance.raw(first.x), raw_in(measured.further, first.x)
     d0_first = measured.distance.combine(raw_first)
 
@@ -152,12 +157,13 @@ def calibrate(
     )
     loss_at = loss(problem) if measured.spaces else lambda _: d0
 
-    base_log_prob = likelihood.log_prob(base, first.y)
+    counted = Rows(
+        likelihood, base, first.y, adjusted_first, d0_first, crossed(measured.spaces, measured.distance, raw_first)
+    )
 
     def evaluate(factor: float) -> Point:
-        log_prob = likelihood.log_prob(adjusted_first(factor * d0_first), first.y)
-        error = (base_log_prob - log_prob).std() / math.sqrt(len(log_prob))
-        return Point(loss=float(loss_at(factor).mean()), nll=float(-log_prob.mean()), error=float(error))
+        nll, error = counted.at(factor)
+        return Point(loss=float(loss_at(factor).mean()), nll=nll, error=error)
 
     if measured.spaces and adjust.heeds_distance:
         lead = 1.0 if posterior.prior is None else posterior.prior.lead

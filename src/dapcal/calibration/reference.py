@@ -6,11 +6,13 @@
 
 A posterior that is worse than its network by more than half of the guard is narrowed towards the network, until it is
 not, and no further than that gains a tenth of the guard: far from the data φ makes up for the spread that it loses, but
-what doubts an input is what is left of it.
+what doubts an input is what is left of it. Where no distance counts, nothing makes up for it, and nothing else needs
+the tolerance: there it keeps the widest spread that the guard allows, counted with its standard error.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import is_dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -71,6 +73,7 @@ def choose_reference(
     drawn: bool = False,
     scaling: bool | None = None,
     guard: float | None = 0.01,
+    whole: bool = False,
 ) -> Reference:
     """The better of network and posterior, each scaled in the domain, on the half that chooses φ.
 
@@ -81,6 +84,7 @@ def choose_reference(
         scaling: of temperature or noise level: True, False, or (None) where it helps rows that it was not fitted to and
             there is a guard.
         guard: nats; without it (None) the posterior is the reference, and is not narrowed.
+        whole: the spread may take the whole guard, as no distance is going to widen it.
     """
     given = posterior.likelihood
     see = read_by(posterior, chooses.x, drawn)  # one pass
@@ -105,7 +109,8 @@ def choose_reference(
         return Reference("posterior", posterior, likelihood, log_prob, 1.0, _in_domain(given, posterior))
     notes = []
     behind, share = float((by_network - log_prob).mean()), 1.0
-    if behind > guard / 2:  # also where that may be chance: the guard counts from the better of both
+    enough = whole and _with_error(by_network - log_prob) <= guard
+    if behind > guard / 2 and not enough:  # also where that may be chance: the guard counts from the better of both
         around = with_likelihood(posterior, likelihood)
         assert isinstance(around, AroundNetwork)
         by_draws = drawn or posterior.moments(chooses.x[:1]) is None
@@ -118,7 +123,9 @@ def choose_reference(
             notes.append(f"{told}no narrower one comes near it, so harm is measured against the posterior")
             return Reference("posterior", posterior, likelihood, log_prob, 1.0, (*_in_domain(given, posterior), *notes))
         best = max(float(tried[s].mean()) for s in allowed)
-        share = max(s for s in allowed if float(tried[s].mean()) >= best - guard / 10)  # doubt costs hardly anything
+        kept = [s for s in allowed if float(tried[s].mean()) >= best - guard / 10]  # doubt costs hardly anything
+        kept += [s for s in shares if whole and _with_error(by_network - tried[s]) <= guard]
+        share = max(kept)
         posterior = around.narrowed(share)
         notes.append(f"{told}its spread was multiplied by {share:g}")
     return Reference("network", posterior, likelihood, by_network, share, (*_in_domain(given, posterior), *notes))
@@ -139,6 +146,10 @@ def outputs_alone(network: nn.Module, x: Tensor) -> Tensor:
     device = next(network.parameters()).device
     with torch.no_grad():
         return torch.cat([checked_outputs(network(part.to(device)), len(part)) for part in x.split(_BATCH)])
+
+
+def _with_error(rises: Tensor) -> float:
+    return float(rises.mean()) + float(rises.std()) / math.sqrt(len(rises))
 
 
 def _log_prob(posterior: Posterior, data: Labelled, drawn: bool) -> Tensor:

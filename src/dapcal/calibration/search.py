@@ -29,11 +29,11 @@ class Curve:
     base_loss: float  # without adjustment
     base_nll: float
     guard: float  # NLL (plus its error) above which a φ is refused; inf without a guard
-    error: Tensor  # (M,) standard error of the rise of the NLL
+    error: Tensor  # (M,) how much more than the NLL the guard counts (`dapcal.calibration.guard`)
 
 
 class Point(NamedTuple):
-    """Loss and held-out NLL at one factor g(φ), and the standard error of the NLL's rise over the uncalibrated one."""
+    """Loss and held-out NLL at one factor g(φ), and how much more the guard counts."""
 
     loss: float
     nll: float
@@ -51,7 +51,7 @@ def search(
     limited: bool = False,
     reference: float | None = None,
 ) -> tuple[float, Curve]:
-    """φ of the smallest loss among those whose held-out NLL rises by no more than `guard`, within one standard error.
+    """φ of the smallest loss among those whose held-out NLL rises by no more than `guard`, counted with caution.
 
     Args:
         evaluate: loss and NLL at a factor g.

@@ -68,7 +68,7 @@ def calibration_panel(axes: Axes, calibrated: Calibrated, title: str) -> None:
     if math.isfinite(curve.guard):
         right = axes.twinx()
         right.spines["right"].set_visible(True)
-        right.plot(curve.phi, curve.nll, color=ORANGE, label="held-out NLL, and one standard error")
+        right.plot(curve.phi, curve.nll, color=ORANGE, label="held-out NLL, and what the guard adds")
         right.fill_between(curve.phi, curve.nll, curve.nll + curve.error, color=ORANGE, alpha=0.3, lw=0)
         right.axhspan(curve.guard, 1e9, color=ORANGE, alpha=0.12, lw=0, label="refused by the guard")
         low = min(curve.base_nll, float(curve.nll[window].min()))

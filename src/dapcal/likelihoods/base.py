@@ -206,6 +206,14 @@ class Likelihood(ABC):
             raise TypeError(f"{type(self).__name__} has no density with an analytic spread; use Inflate(drawn=True)")
         return torch.logsumexp(ensemble.log_weights + self.log_likelihood(ensemble.outputs.double(), y), 0)
 
+    def expected_rise(self, base: Ensemble, ensemble: Ensemble) -> Tensor:
+        """How much lower log p is than what the base posterior says, on average where that is right, (N,).
+
+        The Kullback–Leibler divergence, of classes. Of numbers nothing is said, 0: a noise level that is too small
+        expects no rise either.
+        """
+        return base.log_weights.new_zeros(base.log_weights.shape[1])
+
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """N targets drawn for every input, (n, N, ...)."""
         raise TypeError(f"{type(self).__name__} does not draw samples")

@@ -139,6 +139,11 @@ class ClassLikelihood(Likelihood):
             "aleatoric": parts.aleatoric,
         }
 
+    def expected_rise(self, base: Ensemble, ensemble: Ensemble) -> Tensor:
+        """Σ p̄ log(p̄/q̄)."""
+        log_p = self.log_mean(base)
+        return (log_p.exp() * (log_p - self.log_mean(ensemble))).sum(-1)
+
     def sample(self, ensemble: Ensemble, n: int, generator: torch.Generator) -> Tensor:
         """Class labels, (n, N)."""
         cdf = self.mean(ensemble).cumsum(-1)

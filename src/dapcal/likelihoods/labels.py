@@ -88,6 +88,11 @@ class MultiLabel(Likelihood):
         """Whether any label is wrong."""
         return (self._there(base) != y).any(-1)
 
+    def expected_rise(self, base: Ensemble, ensemble: Ensemble) -> Tensor:
+        """Summed over labels."""
+        log_p = self.log_both(base)
+        return (log_p.exp() * (log_p - self.log_both(ensemble))).sum(-1).sum(-1)
+
     def doubt(self, base: Ensemble) -> Tensor:
         """Entropy."""
         return self.entropy(base)

@@ -102,6 +102,11 @@ class PerPlace(Likelihood):
         wrong = self.each.error(self._folded(base), y.flatten()).unflatten(0, (-1, self.count)) & counts
         return wrong.double().sum(-1) / counts.sum(-1).clamp_min(1)
 
+    def expected_rise(self, base: Ensemble, ensemble: Ensemble) -> Tensor:
+        """Summed over places, also those whose targets do not count."""
+        rise = self.each.expected_rise(self._folded(base), self._folded(ensemble))
+        return rise.unflatten(0, (-1, self.count)).sum(-1)
+
     def doubt(self, base: Ensemble) -> Tensor:
         """Entropy."""
         return self.entropy(base)

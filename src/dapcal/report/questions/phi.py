@@ -41,10 +41,10 @@ def section(examples: Examples, curve: Curve) -> str:
     chosen = examples.subject.calibrated.phi
     lead = "One number, φ, says how much distance counts. The one with the smallest calibration loss is taken"
     guard = ", among those that do not make predictions on held-out data worse than the guard allows."
-    band = "The grey band adds its standard error, and stays under the guard where a φ is allowed."
+    band = "The grey band adds what few rows may hide, and stays under the guard where a φ is allowed."
     if math.isinf(curve.guard):
         guard = "; no guard keeps predictions on held-out data from getting worse."
-        band = "The grey band adds its standard error."
+        band = "The grey band adds what few rows may hide."
     there = float(curve.nll[(curve.phi - chosen).abs().argmin()])
     rise = f"At the chosen φ it is {number(there)}, without distance {number(curve.base_nll)}."
     loss, nll = charts(curve, chosen)
