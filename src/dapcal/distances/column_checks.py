@@ -37,13 +37,19 @@ ABOVE, BELOW, FINE, RARE, MISSING, UNLIKE = "above", "below", "fine", "rare", "m
 
 @dataclass(frozen=True)
 class Columns:
-    """Recipe of `ColumnChecks`: a metric that is fitted to training points (T, P)."""
+    """Recipe of `ColumnChecks`: a metric that is fitted to training points (T, P).
+
+    Attributes:
+        parts: where the inputs of the columns stand.
+        copies: inputs that say of a number what it says itself.
+    """
 
     parts: tuple[Part, ...]
+    copies: tuple[int, ...] = ()
 
     def fit_metric(self, points: Tensor, y: Tensor | None) -> ColumnChecks:  # noqa: ARG002
         """Learn what is usual; targets are not looked at."""
-        return fit_checks(points, self.parts)
+        return fit_checks(points, self.parts, self.copies)
 
 
 class Finding(NamedTuple):
@@ -131,8 +137,8 @@ class ColumnChecks:
         return found
 
 
-def fit_checks(points: Tensor, parts: Sequence[Part]) -> ColumnChecks:
-    """Learn from training points (T, P) what is usual in every column."""
+def fit_checks(points: Tensor, parts: Sequence[Part], copies: Sequence[int] = ()) -> ColumnChecks:
+    """Learn from training points (T, P) what is usual in every column; arguments as in `Columns`."""
     parts = tuple(parts)
     seen = fit_seen(points, parts)
     places = places_of(parts, points.device)
@@ -140,7 +146,7 @@ def fit_checks(points: Tensor, parts: Sequence[Part]) -> ColumnChecks:
     values = _edges(points, places, absent)
     edges = fit_tails(values, torch.zeros(len(values), dtype=torch.bool))
     surprises = edges(values)
-    likeness = fit_likeness(surprises, points, parts)
+    likeness = fit_likeness(surprises, points, parts, copies)
     compared = likeness.compared(surprises, points)
     unlike = points.new_zeros(len(values) // 2, len(points), dtype=torch.float64)
     for half in (0, 1):  # no row is compared with what was learnt from it

@@ -235,14 +235,17 @@ class Likeness:
         return replace(self, center=center, scale=scale, precision=torch.linalg.inv(correlation))
 
 
-def fit_likeness(edges: Tensor, points: Tensor, parts: Sequence[Part]) -> Likeness:
-    """Learn how columns go together; arguments as in `Likeness.compared`, of training rows."""
+def fit_likeness(edges: Tensor, points: Tensor, parts: Sequence[Part], copies: Sequence[int] = ()) -> Likeness:
+    """Learn how columns go together; arguments as in `Likeness.compared`, of training rows.
+
+    No number is compared with inputs that are copies of one.
+    """
     numbers = {part.number for part in parts if part.number is not None}
     share = (points > 0).double().mean(0)
     common = [
         place
         for place in (share - 0.5).abs().argsort().tolist()  # those that tell most first
-        if place not in numbers and _COMMON < share[place] < 1 - _COMMON
+        if place not in numbers and place not in copies and _COMMON < share[place] < 1 - _COMMON
     ]
     others = torch.tensor(sorted(common[: max(0, _MOST_OTHERS - len(numbers))]), dtype=torch.long, device=points.device)
     nothing = points.new_zeros(0, dtype=torch.float64)

@@ -18,6 +18,7 @@ from dapcal.data import Labelled
 from dapcal.mapped import Rows
 from dapcal.models import table_fitting
 from dapcal.models.table import TableModel, outputs_of
+from dapcal.models.worth import note as worth_note
 from dapcal.progress import Stages
 from dapcal.recipes import Recipe
 from dapcal.tables import Encoder, Kind, Sample
@@ -102,7 +103,10 @@ def fit(
         fitted = recipes.Fitted(calibrated, model.train, model.held_out, model.gaps)
         calibrated = recipes.trained_on(fitted, others, outputs_of(model.target), recipe, told)
         notes += left_out
-    return replace(model, calibrated=calibrated, recipe=recipe, notes=(*notes, *model.notes))
+    found = replace(model, calibrated=calibrated, recipe=recipe)
+    before, after = worth_note(model), worth_note(found)
+    of_sample = [one for one in model.notes if one != before]
+    return replace(found, notes=(*notes, *of_sample, *([after] if after else [])))
 
 
 def _kinds(model: TableModel) -> dict[str, Kind]:

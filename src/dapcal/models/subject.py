@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from dapcal.calibrate import Calibrated
@@ -33,6 +34,7 @@ class Axis(NamedTuple):
     center: float = 0.0
     scale: float = 1.0
     place: int | None = None  # its input column; None: the first for the first axis, the second for the second
+    magnitude: Callable[[np.ndarray], np.ndarray] | None = None  # of the shown value; the last of the column's inputs
 
 
 @dataclass(frozen=True, eq=False)

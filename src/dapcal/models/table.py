@@ -300,14 +300,16 @@ class TableModel:
         found, start = [], 0
         for column in self.encoder.columns:
             if isinstance(column, Number):
-                found.append(Axis(column.name, column.center, column.scale, start))
+                found.append(Axis(column.name, column.center, column.scale, start, column.magnitude))
             start += column.width
         return tuple(found)
 
     def _axes(self) -> tuple[Axis, Axis] | None:
-        """Of a table of two numbers and nothing else."""
+        """Of a table of two numbers and nothing else, each of which is one input."""
         columns = self.encoder.columns
         if len(columns) != 2 or not all(isinstance(column, Number) and not column.missing for column in columns):
+            return None
+        if any(isinstance(column, Number) and column.magnitude is not None for column in columns):
             return None
         places = (0, columns[0].width)
         one, two = (

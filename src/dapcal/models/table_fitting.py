@@ -15,6 +15,7 @@ from dapcal.amounts import amount
 from dapcal.likelihoods import Categorical, Gaussian
 from dapcal.models.table import TableModel, outputs_of
 from dapcal.models.table_weights import row_weights
+from dapcal.models.worth import note as worth_note
 from dapcal.posteriors.trees import TreePosterior
 from dapcal.progress import Stages
 from dapcal.recipes import Bounds, Recipe
@@ -115,7 +116,8 @@ def fit(
     )
     if isinstance(posterior := fitted.calibrated.posterior, TreePosterior):
         recipe = replace(recipe, draws=posterior.count)
-    return TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes, fitted.gaps)
+    model = TableModel(fitted.calibrated, encoder, goal, recipe, fitted.train, fitted.held_out, notes, fitted.gaps)
+    return replace(model, notes=(*notes, *([worthless] if (worthless := worth_note(model)) else [])))
 
 
 def _logarithm(

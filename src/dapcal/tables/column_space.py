@@ -7,13 +7,13 @@ from dapcal.distances.column_checks import Columns
 from dapcal.distances.column_statistics import Part
 from dapcal.distances.projectors import Identity
 from dapcal.evidence import COLUMNS
-from dapcal.tables.columns import Category
+from dapcal.tables.columns import Category, Number
 from dapcal.tables.encoder import Column, Encoder
 
 
 def column_space(encoder: Encoder) -> Space:
     """Where the columns of encoded rows are checked."""
-    return Space(Identity(), Columns(parts_of(encoder)), radius=None, name=COLUMNS)
+    return Space(Identity(), Columns(parts_of(encoder), _copies(encoder)), radius=None, name=COLUMNS)
 
 
 def parts_of(encoder: Encoder) -> tuple[Part, ...]:
@@ -23,6 +23,16 @@ def parts_of(encoder: Encoder) -> tuple[Part, ...]:
         parts.append(_part(column, start))
         start += column.width
     return tuple(parts)
+
+
+def _copies(encoder: Encoder) -> tuple[int, ...]:
+    """Magnitudes, which say of a number what it says itself."""
+    found, end = [], 0
+    for column in encoder.columns:
+        end += column.width
+        if isinstance(column, Number) and column.magnitude is not None:
+            found.append(end - 1)
+    return tuple(found)
 
 
 def _part(column: Column, start: int) -> Part:

@@ -1,7 +1,7 @@
 """Columns of a table as the inputs of a network, (N, P) float32, and back.
 
 A number is standardised: (value − mean)/sd of the training rows. Where it is missing it counts as the mean, and a 0/1
-column beside it says so.
+column beside it says so. One with a heavy tail counts by its logarithm, too (`dapcal.tables.magnitudes`).
 
 A category is one 0/1 column per level. Two different levels are then √2 apart, as two independent values of a
 standardised number are in the root mean square: no column outweighs the others in a distance. The `MAX_LEVELS` most
@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dapcal.tables.magnitudes import Magnitude
 from dapcal.tables.values import numbers, texts
 from dapcal.visible import brief
 
@@ -43,7 +44,7 @@ LIMIT = 1e6  # standard deviations; squares of squares of it still fit into floa
 
 @dataclass(frozen=True)
 class Number:
-    """(value − center)/scale, and a 0/1 column for missing values.
+    """(value − center)/scale, a 0/1 column for missing values, and the magnitude, if the tail is heavy.
 
     Attributes:
         name: of the column.
@@ -51,6 +52,7 @@ class Number:
         scale: their standard deviation.
         missing: whether training rows had missing values.
         marked: whether there is a 0/1 column for them; in files of earlier versions only where `missing` holds.
+        magnitude: of a number with a heavy tail; 0 where the number is missing.
     """
 
     name: str
@@ -58,16 +60,18 @@ class Number:
     scale: float
     missing: bool
     marked: bool = True
+    magnitude: Magnitude | None = None
 
     @property
     def width(self) -> int:
         """Columns of the encoded matrix."""
-        return 1 + self.marked
+        return 1 + self.marked + (self.magnitude is not None)
 
     def encode(self, values: pa.ChunkedArray, part: np.ndarray, first_row: int) -> Counts:
         """Fill `part` (N, width), which holds zeros."""
         with np.errstate(over="ignore"):  # what overflows is too far, and refused
-            standardised = (numbers(values, self.name, first_row=first_row) - self.center) / self.scale  # (N,)
+            amounts = numbers(values, self.name, first_row=first_row)
+            standardised = (amounts - self.center) / self.scale  # (N,)
         far = np.abs(standardised) > LIMIT
         if far.any():
             row = int(np.argmax(far))
@@ -79,6 +83,8 @@ class Number:
         part[:, 0] = np.where(missing, 0.0, standardised)
         if self.marked:
             part[:, 1] = missing
+        if self.magnitude is not None:
+            part[:, -1] = np.where(missing, 0.0, self.magnitude(amounts))
         return Counts(0 if self.missing else int(missing.sum()), Counter())
 
     def decode(self, part: np.ndarray) -> list[str]:
@@ -91,7 +97,9 @@ class Number:
 
     def as_json(self) -> dict[str, Any]:
         """A description that `dapcal.tables.descriptions` reads back exactly."""
-        return {"kind": "number", **asdict(self), "center": self.center.hex(), "scale": self.scale.hex()}
+        told = {"kind": "number", **asdict(self), "center": self.center.hex(), "scale": self.scale.hex()}
+        del told["magnitude"]
+        return told if self.magnitude is None else {**told, "magnitude": self.magnitude.as_json()}
 
 
 @dataclass(frozen=True)

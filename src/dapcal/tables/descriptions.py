@@ -10,6 +10,7 @@ from dapcal.tables.columns import Category, Number
 from dapcal.tables.date_texts import Order
 from dapcal.tables.dates import Date
 from dapcal.tables.encoder import Encoder
+from dapcal.tables.magnitudes import Magnitude
 from dapcal.tables.targets import Classes, Numbers
 
 
@@ -65,7 +66,7 @@ def _column(description: Any) -> Number | Category | Date:
     fields = _FIELDS[kind]
     found = set(description) - {
         "marked",
-        *(["open", "codes"] if kind == "category" else []),
+        *({"category": ["open", "codes"], "number": ["magnitude"]}.get(kind, [])),
     }  # which earlier files do not have
     _expect(found == {"kind", "name", "missing", *fields}, f"a column has the fields {sorted(description)}")
     name, missing = description["name"], description["missing"]
@@ -79,7 +80,7 @@ def _column(description: Any) -> Number | Category | Date:
             order, has_times = description["order"], description["has_times"]
             _expect(order in get_args(Order) and isinstance(has_times, bool), f"column `{name}` has no order")
             return Date(name, center, scale, missing, order, has_times)
-        return Number(name, center, scale, missing, marked)
+        return Number(name, center, scale, missing, marked, _magnitude(description.get("magnitude"), name))
     levels, rare = _strings(description["levels"], name), _strings(description["rare"], name)
     _expect(len({*levels, *rare}) == len(levels) + len(rare) > 0, f"column `{name}` has a level twice, or none")
     is_open = description.get("open", False)
@@ -87,6 +88,16 @@ def _column(description: Any) -> Number | Category | Date:
     return Category(
         name, levels, rare, missing, marked, is_open, _codes(description.get("codes", []), name, levels, rare)
     )
+
+
+def _magnitude(description: Any, name: str) -> Magnitude | None:
+    if description is None:
+        return None
+    trouble = f"column `{name}` has no magnitude"
+    _expect(isinstance(description, Mapping) and set(description) == {"unit", "center", "scale"}, trouble)
+    found = Magnitude(**{field: _finite(description[field], name) for field in ("unit", "center", "scale")})
+    _expect(found.unit > 0 and found.scale > 0, trouble)
+    return found
 
 
 def _codes(values: Any, name: str, levels: tuple[str, ...], rare: tuple[str, ...]) -> tuple[tuple[float, ...], ...]:

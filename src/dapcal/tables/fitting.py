@@ -15,6 +15,7 @@ from dapcal.amounts import amount
 from dapcal.tables.columns import MAX_LEVELS, Category, Number
 from dapcal.tables.date_texts import are_dates, are_times
 from dapcal.tables.dates import Date, days_of, fit_date
+from dapcal.tables.magnitudes import fit_magnitude
 from dapcal.tables.values import is_number, is_text, numbers, short, texts
 
 OPEN = 0.05  # chance that a new row has a new level, beyond which that is nothing unusual
@@ -141,7 +142,12 @@ def _fit_number(
             f"column `{name}` is one more from row to row: if it only names them, leave it out with --drop "
             f"{quote(name)}, or every new row will look far from the training data"
         )
-    return Number(name, center, deviation or 1.0, missing=bool(np.isnan(numbers(seen, name)).any())), note
+    known = numbers(seen, name)
+    missing = np.isnan(known)
+    magnitude = fit_magnitude(known[~missing])
+    if magnitude is not None:
+        note = note or f"column `{name}` goes over orders of magnitude: its logarithm counts beside it"
+    return Number(name, center, deviation or 1.0, missing=bool(missing.any()), magnitude=magnitude), note
 
 
 def _fit_category(text: pa.ChunkedArray, seen: pa.ChunkedArray, name: str) -> tuple[Category | None, str | None]:

@@ -38,6 +38,11 @@ class RowEncoder:
         self._places = [start for _, start in numbers]
         self._is_marked = np.array([column.marked for column, _ in numbers], bool)
         self._marks = [start + 1 for column, start in numbers if column.marked]
+        self._magnitudes = [
+            (place, start + column.width - 1, column.magnitude)
+            for place, (column, start) in enumerate(numbers)
+            if column.magnitude is not None
+        ]
         self._others = [_Other.of(column, start) for column, start in placed if not isinstance(column, Number)]
 
     def __call__(self, rows: Sequence[Row]) -> Tensor:
@@ -55,12 +60,15 @@ class RowEncoder:
         if not {type(value) for row in values for value in row} <= {float, type(None)}:
             return False
         with np.errstate(over="ignore"):  # what overflows is too far, and refused
-            standardised = (np.array(values, np.float64).reshape(len(rows), -1) - self._center) / self._scale
+            amounts = np.array(values, np.float64).reshape(len(rows), -1)
+            standardised = (amounts - self._center) / self._scale
         if (np.abs(standardised) > LIMIT).any():
             return False
         missing = np.isnan(standardised)
         x[:, self._places] = np.where(missing, 0.0, standardised)
         x[:, self._marks] = missing[:, self._is_marked]
+        for place, start, magnitude in self._magnitudes:
+            x[:, start] = np.where(missing[:, place], 0.0, magnitude(amounts[:, place]))
         return True
 
     def _by_table(self, rows: Sequence[Row]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,6 +114,8 @@ def _effect(examples: Examples, x: Tensor, axis: Axis, places: list[int]) -> Eff
         changed = x.clone()
         changed[:, places] = 0.0  # a mark of missing values, too
         changed[:, place] = value
+        if axis.magnitude is not None:
+            changed[:, places[-1]] = float(axis.magnitude(np.array(axis.center + axis.scale * value)))
         mean = _means(examples, changed)
         told = (
             mean[:, _class(examples)] if subject.is_classification else torch.from_numpy(subject.unit.means(mean[:, 0]))
