@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import dapcal
 from artefact_bytes import header_and_data, with_header
-from dapcal import artifact, container
+from dapcal import artifact, container, probing, saving
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
@@ -490,6 +490,93 @@ def test_another_model_is_refused(case, space, path):
     plain(space).save(path)
     with pytest.raises(ValueError, match=words):
         dapcal.load(path, make())
+
+
+class Residual(nn.Module):
+    """Parameters of the same names and shapes, and a way around the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("0", nn.Linear(2, HIDDEN))
+        self.add_module("2", nn.Linear(HIDDEN, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, last = self.children()
+        return last(torch.tanh(first(x)) + x.mean(1, keepdim=True))
+
+
+def with_activation(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, HIDDEN), activation, nn.Linear(HIDDEN, 3))
+
+
+SAME_SHAPES = {
+    "ReLU": lambda: with_activation(nn.ReLU()),
+    "GELU": lambda: with_activation(nn.GELU()),
+    "none": lambda: with_activation(nn.Identity()),
+    "hard tanh": lambda: with_activation(nn.Hardtanh()),
+    "residual": Residual,
+}
+
+
+@pytest.mark.parametrize("case", SAME_SHAPES)
+@pytest.mark.parametrize("space", [IDENTITY, FEATURES], ids=lambda s: s.name)
+def test_a_network_that_differs_in_what_has_no_parameters_is_refused(case, space, path):
+    plain(space).save(path)
+    with pytest.raises(ValueError, match=r"another model: .* answers otherwise .*; check .* activations"):
+        dapcal.load(path, SAME_SHAPES[case]())
+    dapcal.load(path, network())
+
+
+def test_a_file_that_does_not_say_what_its_network_answers_is_taken_as_before(path, monkeypatch):
+    monkeypatch.setattr(saving, "probe", lambda _: {})
+    plain(IDENTITY).save(path)
+    dapcal.load(path, SAME_SHAPES["ReLU"]())
+
+
+class ByChance(nn.Module):
+    """Answers that differ from call to call, in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + torch.randn(len(x), 1)
+
+
+def test_a_network_that_answers_by_chance_is_not_asked():
+    posterior, example = samples.from_stacked(ByChance(), Categorical(), stacked_weights("inner.")), X[:1]
+    assert probing.probe(Asked(posterior, example)) == {}
+    posterior = samples.from_stacked(network(), Categorical(), stacked_weights())
+    (name,) = probing.probe(Asked(posterior, example))
+    assert name == "probe.cpu"
+
+
+@dataclass(frozen=True)
+class Asked:
+    posterior: Posterior
+    example: Tensor
+    inputs: None = None
+
+
+def stacked_weights(prefix: str = "") -> dict[str, Tensor]:
+    states = [network(seed=seed).state_dict() for seed in range(3)]
+    return {f"{prefix}{name}": torch.stack([state[name] for state in states]) for name in states[0]}
+
+
+@pytest.mark.parametrize(("device", "noise", "fine"), [("cpu", 1e-4, True), ("cpu", 1e-2, False), ("cuda", 1e-2, True)])
+def test_answers_may_differ_by_what_other_machines_round(device, noise, fine):
+    asked = Asked(samples.from_stacked(network(), Categorical(), stacked_weights()), X[:1])
+    (stored,) = probing.probe(asked).values()
+    tensors = {f"probe.{device}": stored + noise * stored.abs().max()}
+    if fine:
+        probing.check_probe(asked, tensors, "file")
+    else:
+        with pytest.raises(ValueError, match="of another model"):
+            probing.check_probe(asked, tensors, "file")
+    one = stored.clone()
+    one[0] += 9  # a choice inside a network that rounding has turned
+    probing.check_probe(asked, {f"probe.{device}": one}, "file")
 
 
 def test_a_function_in_place_of_the_network_is_refused(saved, path):

@@ -40,7 +40,7 @@ ROOMS: list[dict[str, tuple[str, ...]]] = [
     {"distances": ("dapcal.distances", "dapcal.ranks")},
     {"adjust": ("dapcal.adjust",), "metrics": ("dapcal.metrics", "dapcal.label_metrics")},
     {"calibration": ("dapcal.calibration",)},
-    {"saving": ("dapcal.saving",), "deploy": ("dapcal.deploy",)},
+    {"saving": ("dapcal.saving", "dapcal.probing"), "deploy": ("dapcal.deploy",)},
     {"calibrate": ("dapcal.calibrate", "dapcal.artifact", "dapcal.reading", "dapcal.trying", "dapcal.beside")},
     {
         "adapters": ("dapcal.adapters",),

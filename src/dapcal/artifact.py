@@ -3,7 +3,8 @@
 Stored: the posterior's draws and moments, the likelihood, projectors, training points, radii, φ, the calibration curve
 and held-out scores. Not stored: the network's code (give the model again) and callables that you wrote (a projector, a
 likelihood, a function that returns stacked predictions: give them again). Opening checks format, version, checksum and
-finiteness; loading checks names, shapes and dtypes against the model. The training points of a large index and large
+finiteness; loading checks names, shapes and dtypes against the model, and what it answers at a few inputs
+(`dapcal.probing`). The training points of a large index and large
 attachments stay in the file: they are mapped into memory, and checked block by block when they are first used
 (`dapcal.in_file`). Whoever saves may add a description (`about`) and
 tensors (`attachments`), which come back as they were: what a table's columns mean, training rows to show. A checksum

@@ -48,6 +48,7 @@ from dapcal.posteriors import dropout, linear, network, predictions
 from dapcal.posteriors import trees as tree_posteriors
 from dapcal.posteriors.dropout import DropoutPosterior
 from dapcal.posteriors.network import NetworkPosterior
+from dapcal.probing import check_probe
 from dapcal.storing import Stores, check_fields
 from dapcal.trying import predict_example
 
@@ -92,6 +93,7 @@ def build(
             inputs_of = int(part.feature.max()) if isinstance(part, trees.Trees | forests.Forest) else -1
             _expect(inputs_of < calibrated.example.shape[1], "trees")
         predict_example(calibrated)
+    check_probe(calibrated, reader.tensors, path)
     return calibrated
 
 

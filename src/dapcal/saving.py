@@ -17,9 +17,9 @@ from dapcal.distances import Distance
 from dapcal.distances.projectors import LayerFeatures
 from dapcal.files import complete_or_absent
 from dapcal.networks import same_weights
+from dapcal.probing import Probed, probe
 from dapcal.signing import signer
 from dapcal.storing import Stores
-from dapcal.types import Posterior
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -29,13 +29,8 @@ VERSION = 2
 ATTACHED = "further."  # prefix of tensors that are not part of the posterior
 
 
-class Storable(Protocol):
+class Storable(Probed, Protocol):
     """A calibrated posterior, as far as its check before saving needs it."""
-
-    @property
-    def posterior(self) -> Posterior:
-        """The base posterior."""
-        ...
 
     @property
     def distance(self) -> Distance:
@@ -71,6 +66,7 @@ def save(
             raise ValueError(f"Expected finite `attachments`, got NaN or inf in {name!r}; drop or impute them")
     _check_features(calibrated)
     tree = _pack(calibrated, "calibrated", tensors, {})
+    tensors |= probe(calibrated)
     tensors |= {f"{ATTACHED}{name}": _in_memory(tensor) for name, tensor in (attachments or {}).items()}
     description = json.dumps({"format": FORMAT, "version": VERSION, "tree": tree, "about": dict(about or {})})
     try:
