@@ -13,7 +13,7 @@ from dapcal import artifact
 from dapcal.data import Labelled
 from dapcal.likelihoods import Conformal, Gaussian, Moments, VaryingNoise, crossed
 from dapcal.networks.trees import Blend, side_by_side
-from dapcal.recipes import Recipe, crossing, fit, network
+from dapcal.recipes import Recipe, crossing, fit, fitting, network
 from dapcal.recipes.boosting import fit_trees
 from dapcal.recipes.intervals import Bounds
 
@@ -114,6 +114,20 @@ def test_rows_that_judge_are_in_no_refit_of_numbers():
     other[(x == first.train.x[0]).all(1)] += 5
     third = fit(x, other, Gaussian(), 1, QUICK)
     assert not torch.equal(third.calibrated.posterior.draws, first.calibrated.posterior.draws)
+
+
+def test_judges_beyond_those_that_intervals_need_are_learnt(monkeypatch):
+    monkeypatch.setattr(fitting, "APART", 30)
+    x, y = rows(1000)
+    first = fit(x, y, Gaussian(), 1, QUICK)
+    assert first.calibrated.posterior.likelihood.conformal.scores.shape == (30, 1)
+    assert len(first.calibrated.judges) == len(first.calibrated.evidence.held_out) == 100, "p-values heed all of them"
+    assert any("all rows but 30 of those that judge" in note for note in first.calibrated.notes)
+    for judge, is_learnt in ((29, False), (30, True)):
+        other = y.clone()
+        other[(x == first.held_out.x[first.calibrated.judges[judge]]).all(1)] += 5
+        draws = fit(x, other, Gaussian(), 1, QUICK).calibrated.posterior.draws
+        assert torch.equal(draws, first.calibrated.posterior.draws) != is_learnt
 
 
 def test_members_of_a_fold_have_not_learnt_it():

@@ -47,6 +47,7 @@ from dapcal.types import DapcalWarning, Posterior
 
 GAPS = "leaving out regions"  # the stage of gap cross-validation
 NO_BOUNDS = Bounds()
+APART = 500  # rows that say how wide intervals are, at most: those of 95 % hold 95 ± 1 % then
 
 
 class Fitted(NamedTuple):
@@ -162,7 +163,7 @@ def fit(
 def _again(
     calibrated: Calibrated, task: Task, watch: Watch, places: tuple[Tensor, Tensor], bounds: Bounds
 ) -> Calibrated:
-    """Members trained on all rows; those of numbers on all but the ones that intervals are as wide as.
+    """Members trained on all rows; those of numbers on all but the ones that intervals are as wide as, `APART` at most.
 
     Args:
         calibrated: of members that have learnt the training rows.
@@ -179,12 +180,16 @@ def _again(
         found, told = crossing(calibrated, task, watch, held_out, bounds), crossing_note(len(data.x))
     else:
         assert calibrated.chooses is not None
-        kept = torch.cat([of_train, of_held_out[calibrated.chooses.cpu()]]).to(data.x.device)
+        assert calibrated.judges is not None
+        judges = calibrated.judges.cpu()  # in random order
+        apart, others = judges[:APART], judges[APART:]
+        kept = torch.cat([of_train, of_held_out[calibrated.chooses.cpu()], of_held_out[others]]).to(data.x.device)
         weights = None if task.weights is None else task.weights[kept]
         fewer = task._replace(train=(data.x[kept], data.y[kept]), weights=weights)
-        found = refitted(calibrated, fewer, watch, "all rows but those that judge")
-        found = with_intervals(found, held_out, bounds)
-        told = note(len(calibrated.evidence.held_out))
+        which = "those" if not len(others) else f"{len(apart)} of those"
+        found = refitted(calibrated, fewer, watch, f"all rows but {which} that judge")
+        found = with_intervals(found, held_out, bounds, apart)
+        told = note(len(apart))
     return replace(found, notes=(*found.notes, told))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from scipy.special import betaincinv  # scipy.stats takes a second to import
+from torch import Tensor
 
 from dapcal.calibrate import Calibrated
 from dapcal.data import Labelled
@@ -22,16 +23,24 @@ def has_intervals(calibrated: Calibrated) -> bool:
     return isinstance(calibrated.posterior.likelihood, NormalLikelihood) and calibrated.judges is not None
 
 
-def with_intervals(calibrated: Calibrated, held_out: Labelled, bounds: Bounds) -> Calibrated:
+def with_intervals(
+    calibrated: Calibrated, held_out: Labelled, bounds: Bounds, apart: Tensor | None = None
+) -> Calibrated:
     """Intervals by the residuals of the rows that judge, on which nothing else was chosen; of classes as it was.
 
     Residuals are divided by the predictive standard deviation, which knows the row and its distance: where that is
     larger the interval is wider. Members that were trained again have not learnt those rows.
+
+    Args:
+        calibrated: what predicts.
+        held_out: its held-out rows.
+        bounds: of the target.
+        apart: places of those that judge and that no member has learnt; by default all that judge.
     """
     if not has_intervals(calibrated):
         return calibrated
     assert calibrated.judges is not None
-    rows = held_out.subset(calibrated.judges.to(held_out.x.device))
+    rows = held_out.subset((calibrated.judges if apart is None else apart).to(held_out.x.device))
     found = calibrated(rows.x)
     scores = scores_of(found.mean, found.variance, rows.y, *bounds.both)
     return with_conformal(calibrated, Conformal(scores, *bounds.both))
