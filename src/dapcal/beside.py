@@ -16,6 +16,8 @@ from dapcal.distances import FittedSpace, Space, raw_in
 from dapcal.distances.projectors import Identity
 from dapcal.records import ALPHA
 
+INPUTS = 3.0  # times that distances between inputs count beside the sum: doubt and features say less of subgroups
+
 
 def with_evidence(calibrated: Calibrated, train: Labelled, held_out: Labelled, spaces: Sequence[Space]) -> Calibrated:
     """The same posterior, whose OOD score also heeds what is measured in some spaces; predictions stay as they are.
@@ -40,7 +42,7 @@ def with_evidence(calibrated: Calibrated, train: Labelled, held_out: Labelled, s
     scaling, conformal = (_pieces(calibrated, fitted, x) for x in halves)
     # nearest rows alone find a subgroup that training never saw where the model does not doubt and features are alike
     alone = tuple(1 + i for i, s in enumerate(calibrated.distance.spaces) if isinstance(s.projector, Identity))
-    evidence = with_beside(calibrated.evidence, fitted, scaling, conformal, alone)
+    evidence = with_beside(calibrated.evidence, fitted, scaling, conformal, alone, INPUTS)
     measured = calibrated.measured
     if measured is not None:
         flagged = float((leave_one_out(evidence.held_out) <= ALPHA).double().mean())

@@ -333,7 +333,7 @@ def _check_sizes(built: Any, posterior: Any) -> None:
     elif isinstance(built, Calibrated):
         _expect(0 <= built.evidence.beside <= len(built.evidence.further), "pieces beside the sum")
         _expect(all(0 <= place < len(built.evidence.center) for place in built.evidence.alone), "pieces of the sum")
-        _expect(built.evidence.sum_scale > 0, "scales")
+        _expect(built.evidence.sum_scale > 0 and built.evidence.times > 0, "scales")
         _expect(len(built.evidence.center) == 1 + len(built.distance.spaces) + len(built.evidence.further), "pieces")
         rows = [t for t in (built.chooses, built.judges) if t is not None]
         _expect(all(t.dtype == torch.int64 and t.ndim == 1 for t in rows), "halves")

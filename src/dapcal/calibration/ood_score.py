@@ -8,7 +8,8 @@ that its validity needs nothing of how the pieces depend on each other.
 
 Evidence that finds what the others are blind to, such as one wrong cell among eighty, does not join the sum, whose
 noise would drown it. It stands beside it: with z of the sum and of each such piece in the same unit (0 the median, 1
-the 95 % quantile, so that p is about 10^−z/2), the score is log10 Σ 10^z, the harmonic mean of p-values.
+the 95 % quantile, so that p is about 10^−z/2), the score is log10 Σ 10^z, the harmonic mean of p-values. Distances that
+join the sum and stand beside it, too, may count several times there: log10 Σ w 10^z.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Evidence:
         held_out_pieces: their standardised pieces, each ascending, (M, n); None in files of earlier versions.
         beside: how many of the last pieces stand beside the sum of the others.
         alone: places of pieces that join the sum and stand beside it, too.
+        times: how often each of those counts beside the sum; once in files of earlier versions.
         sum_center: median of that sum, where pieces stand beside it.
         sum_scale: its 95 % quantile minus the median.
         weights: what each piece weighs in the sum, (M − beside,); None where all weigh the same, and in files of
@@ -57,6 +59,7 @@ class Evidence:
     held_out_pieces: Tensor | None = None
     beside: int = 0
     alone: tuple[int, ...] = ()
+    times: float = 1.0
     sum_center: float = 0.0
     sum_scale: float = 1.0
     weights: Tensor | None = None
@@ -80,7 +83,8 @@ class Evidence:
         total = (total[None] - self.sum_center) / self.sum_scale
         ten = math.log(10)
         apart = standardised[[*self.alone, *range(len(standardised) - self.beside, len(standardised))]]
-        return torch.cat([total, apart]).mul(ten).logsumexp(0) / ten
+        more = [math.log10(self.times)] * len(self.alone) + [0.0] * self.beside
+        return torch.cat([total, apart + apart.new_tensor(more)[:, None]]).mul(ten).logsumexp(0) / ten
 
     def p_value(self, score: Tensor) -> Tensor:
         """(1 + #{held-out >= score})/(n + 1): under exchangeability P(p <= a) <= a."""
@@ -139,6 +143,7 @@ def with_beside(
     scaling: tuple[Tensor, Tensor],
     conformal: tuple[Tensor, Tensor],
     alone: tuple[int, ...] = (),
+    times: float = 1.0,
 ) -> Evidence:
     """The same evidence with further pieces that stand beside its sum.
 
@@ -149,6 +154,7 @@ def with_beside(
             are measured.
         conformal: the same of the half that judges.
         alone: places of pieces in the sum that also stand beside it.
+        times: how often each of those counts there.
     """
     if evidence.beside:
         raise ValueError("Expected evidence with nothing beside its sum; give all spaces at once")
@@ -161,6 +167,7 @@ def with_beside(
         scale=torch.cat([evidence.scale, scale]),
         beside=len(spaces),
         alone=alone,
+        times=times,
         sum_center=float(sum_center),
         sum_scale=float(sum_scale),
     )

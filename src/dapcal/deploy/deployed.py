@@ -109,7 +109,7 @@ class Deployed(nn.Module):
         self.kind: Callable[..., Likelihood] = type(posterior.likelihood)
         settings = {name: v for name, v in vars(posterior.likelihood).items() if name != "conformal"}  # of intervals
         self.settings = tuple(settings)  # names: temperature, noise, ...
-        names = ("beside", "alone", "sum_center", "sum_scale", "soft")
+        names = ("beside", "alone", "times", "sum_center", "sum_scale", "soft")
         self.combination = {name: getattr(evidence, name) for name in names}
         radii = [(0.0, 1.0) if s.radius is None else (s.radius.start, s.radius.unit) for s in distance.spaces]
         numbers = {

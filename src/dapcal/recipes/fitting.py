@@ -179,13 +179,14 @@ def _again(
     if is_crossed(calibrated, task, held_out):
         found, told = crossing(calibrated, task, watch, held_out, bounds), crossing_note(len(data.x))
     else:
+        assert calibrated.chooses is not None
         assert calibrated.judges is not None
-        apart = calibrated.judges[:APART].cpu()  # held-out rows are in random order
-        is_learnt = torch.ones(len(of_held_out), dtype=torch.bool).index_fill(0, apart, value=False)
-        kept = torch.cat([of_train, of_held_out[is_learnt]]).to(data.x.device)
+        judges = calibrated.judges.cpu()  # in random order
+        apart, others = judges[:APART], judges[APART:]
+        kept = torch.cat([of_train, of_held_out[calibrated.chooses.cpu()], of_held_out[others]]).to(data.x.device)
         weights = None if task.weights is None else task.weights[kept]
         fewer = task._replace(train=(data.x[kept], data.y[kept]), weights=weights)
-        which = "those" if len(apart) == len(calibrated.judges) else f"{len(apart)} of those"
+        which = "those" if not len(others) else f"{len(apart)} of those"
         found = refitted(calibrated, fewer, watch, f"all rows but {which} that judge")
         found = with_intervals(found, held_out, bounds, apart)
         told = note(len(apart))
