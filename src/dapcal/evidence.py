@@ -12,10 +12,6 @@ DOUBT = "doubt"
 """Name of the piece that is not a distance: predictive entropy, in regression the log epistemic variance."""
 
 
-LOGITS = "logits"
-"""Name of the piece that says how little the classes are activated, all together."""
-
-
 COLUMNS = "columns"
 """Name of the piece that looks at a table column by column."""
 
@@ -48,8 +44,6 @@ def in_words(piece: str, is_classification: bool) -> str:
     """
     if piece == DOUBT:
         return "ambiguous" if is_classification else "uncertain (the draws disagree)"
-    if piece == LOGITS:
-        return "like none of the classes (logits)"
     if piece == COLUMNS:
         return "unusual columns"
     return f"far from the training data ({piece})"

@@ -23,7 +23,6 @@ from dapcal.adjust.reweight import PriorMonteCarlo
 from dapcal.calibrate import Calibrated
 from dapcal.calibration import ood_score, scales, search, summary
 from dapcal.distances import (
-    activation,
     class_gaussian,
     column_checks,
     column_statistics,
@@ -55,7 +54,7 @@ from dapcal.trying import predict_example
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, tree_posteriors, linear, networks, inputs, prior,
     likelihoods, forests,
-    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, activation, neighbors,
+    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors,
     shards, lists, inverted_lists, graph, quantised, coresets, quality, projectors,
     column_checks, column_statistics, tails, radius, ood_score,
     scales, search, summary, diagonal, full, kronecker, low_rank,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.deploy.posteriors import every, posterior_module
-from dapcal.distances import Activation, FittedSpace, NearestClass, NearestNeighbor
+from dapcal.distances import FittedSpace, NearestClass, NearestNeighbor
 from dapcal.distances.column_checks import ColumnChecks
 from dapcal.distances.features import features_of, features_of_each, side_by_side
 from dapcal.distances.neighbors import TorchIndex
@@ -59,8 +59,6 @@ def _metric_module(space: FittedSpace) -> nn.Module:
     metric = space.metric
     if isinstance(metric, NearestClass):
         return ToClass(metric)
-    if isinstance(metric, Activation):
-        return Activated(metric)
     if isinstance(metric, ColumnChecks):
         return Columns(metric)
     if not isinstance(metric, NearestNeighbor) or not isinstance(metric.index, TorchIndex):
@@ -70,22 +68,6 @@ def _metric_module(space: FittedSpace) -> nn.Module:
             "calibrate with dapcal.distances.nearest, or predict with calibrated(x)"
         )
     return Nearest(metric.index.points, metric.k)
-
-
-class Activated(nn.Module):
-    """How little the classes are activated."""
-
-    weights: Tensor
-    biases: Tensor
-
-    def __init__(self, metric: Activation) -> None:
-        super().__init__()
-        self.register_buffer("weights", metric.weights.clone())
-        self.register_buffer("biases", metric.biases.clone())
-
-    def forward(self, points: Tensor) -> Tensor:
-        """(N,) in float64."""
-        return Activation(self.weights, self.biases)(points).double()
 
 
 class Columns(nn.Module):

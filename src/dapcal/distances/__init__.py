@@ -1,6 +1,5 @@
 """Distances from the training inputs: where they are measured, how, and which of them count."""
 
-from dapcal.distances.activation import Activation
 from dapcal.distances.choosing import Measured, informative
 from dapcal.distances.class_gaussian import ClassGaussian, NearestClass
 from dapcal.distances.coresets import Coreset
@@ -16,7 +15,7 @@ from dapcal.distances.shards import ShardedIndex
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, raw_in
 
 __all__ = [
-    "HNSW", "IVF", "MMD", "Activation", "ClassGaussian", "Coreset", "Distance", "Features", "FittedSpace", "Hausdorff",
+    "HNSW", "IVF", "MMD", "ClassGaussian", "Coreset", "Distance", "Features", "FittedSpace", "Hausdorff",
     "Identity", "LayerFeatures", "Measured", "MemberFeatures", "NearestClass", "NearestNeighbor", "OnDisk",
     "ProductQuantised", "Radius", "RandomFourier", "ShardedIndex", "Space", "TorchIndex", "Vae", "fit_distance",
     "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",

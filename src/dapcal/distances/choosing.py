@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dapcal.data import Labelled
-from dapcal.distances.activation import Activation, activation_of
 from dapcal.distances.class_gaussian import ClassGaussian
 from dapcal.distances.metrics import nearest
 from dapcal.distances.outliers import synthetic
@@ -22,9 +21,8 @@ from dapcal.distances.twins import notice
 from dapcal.distances.verdicts import errors_predicted, farther, verdict
 from dapcal.ensembles import Evaluated, seen
 from dapcal.errors import NothingToCalibrate
-from dapcal.evidence import LOGITS
 from dapcal.hardest import FEWEST, hardest
-from dapcal.likelihoods import Categorical, ClassLikelihood, Likelihood
+from dapcal.likelihoods import ClassLikelihood, Likelihood
 from dapcal.networks import execution_order, reads, shared
 from dapcal.posteriors.network import NetworkPosterior
 from dapcal.types import DapcalWarning, Ensemble, Metric, Posterior
@@ -82,8 +80,7 @@ def informative(
 
     Distances between normalised features, and of classes from those to the nearest class mean (`ClassGaussian`), are
     further evidence for the OOD score, by the same rule; the first of them takes the place of the distance where
-    features and inputs are both out. So is how little the classes are activated (`Activation`), which is no distance
-    and takes no place. If no distance is in, there is none, and a warning says so.
+    features and inputs are both out. If nothing is in, there is no distance, and a warning says so.
 
     Args:
         posterior: whose network gives the features.
@@ -107,16 +104,15 @@ def informative(
     kept: list[_Tried] = []
     for one in tried:
         if one not in moving:
-            notes.append(f"{one.what}: 0 at all held-out inputs, not used")
+            notes.append(f"distance between {one.space.name}: 0 at all held-out inputs, not used")
             continue
         inside = one.raw[:_PROBES]
         found = verdict(
             errors_predicted(one.raw, errors), {kind: farther(raw, inside) for kind, raw in one.outliers.items()}
         )
-        notes.append(f"{one.what}: {found.words}")
+        notes.append(f"distance between {one.space.name}: {found.words}")
         kept += [one] if found.counts else []
-    beside = [one for one in kept if not isinstance(one.fitted.metric, Activation)]
-    chosen = [one for one in beside if one.is_distance] or beside[:1]
+    chosen = [one for one in kept if one.is_distance] or kept[:1]
     if not chosen:
         warnings.warn(
             f"No distance is informative on held-out inputs ({'; '.join(notes)}): predictions are left as they are, "
@@ -125,7 +121,7 @@ def informative(
             DapcalWarning,
             stacklevel=4,
         )
-    further = [one for one in kept if not one.is_distance and one not in chosen] if chosen else []
+    further = [one for one in kept if not one.is_distance and one not in chosen]
     if further:
         notes.append(f"further evidence: {', '.join(one.space.name for one in further)}")
     notes.append(f"distances used: {', '.join(one.space.name for one in chosen) or 'none, no space is informative'}")
@@ -147,12 +143,6 @@ class _Tried:
     is_distance: bool  # else evidence for the OOD score alone
     raw: Tensor  # of the held-out inputs, (N,)
     outliers: dict[str, Tensor]  # raw distances of each kind
-
-    @property
-    def what(self) -> str:
-        """What was measured, in words."""
-        is_activation = isinstance(self.fitted.metric, Activation)
-        return "activation of the classes" if is_activation else f"distance between {self.space.name}"
 
 
 def _tried(
@@ -224,9 +214,6 @@ def _further(distances: list[Space], posterior: Posterior, train: Tensor, target
     width = project(unit.fit_projector(train[:2], posterior), train[:1]).shape[1]
     if targets is not None and isinstance(posterior.likelihood, ClassLikelihood) and width <= LARGEST_COVARIANCE:
         spaces.append(Space(unit, ClassGaussian(), name="features and class means"))
-    if isinstance(posterior.likelihood, Categorical):
-        activation = activation_of(posterior, plain.fit_projector(train[:2], posterior), train[:2])
-        spaces += [] if activation is None else [Space(plain, lambda _: activation, name=LOGITS)]
     return spaces
 
 
