@@ -1,7 +1,7 @@
 """One score and one p-value for "is this input out of distribution?", apart from the predictive distribution.
 
 The score is a weighed sum of the standardised pieces (`dapcal.calibration.weighing`), each as log(½ + ½ exp z): what is
-far in one space is not made up for by what is near in another, or has large logits. Of the combinations tried on
+far in one space is not made up for by what is near in another. Of the combinations tried on
 held-out classes and synthetic outliers (benchmarks/evidence_combination.py) it has the best mean. Scales and weights
 come from the half of the held-out inputs that chooses. The score becomes a p-value once, on the half that judges, so
 that its validity needs nothing of how the pieces depend on each other.
@@ -32,7 +32,7 @@ class Evidence:
     """Standardised pieces of evidence, summed, and the held-out scores that p-values are read from.
 
     The pieces are the uncalibrated predictive entropy (regression: log epistemic variance), the raw distance in every
-    space of the distance, and in further spaces (normalised features, class means, logits).
+    space of the distance, and in further spaces (normalised features, class means).
 
     Attributes:
         further: spaces beside those of the distance.

@@ -85,7 +85,7 @@ class Experiment(NamedTuple):
 DEFAULTS = "4"
 """Of `dapcal.calibrate`, counted: files without it were made before harm was measured against the network itself and
 before scaling in the domain, with the features of an ensemble's first member alone; in those of "2" all pieces of
-evidence weigh the same in the OOD score, in those of "3" by AUROC, and logits are none."""
+evidence weigh the same in the OOD score, in those of "3" by AUROC."""
 
 
 def environment(device: str = "cpu") -> dict[str, str]:

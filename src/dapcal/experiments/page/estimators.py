@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dapcal.experiments.page.markers import TABLE_END, replaced, table_begin
+from dapcal.experiments.records import DEFAULTS
 from dapcal.files import write_text
 
 MEASURES = {  # data set: measures in the file, and whether more is better
@@ -63,6 +64,7 @@ def _table(found: dict[str, Any]) -> str:
         for name, each in found["one column moved"].items()
     )
     versions = found["environment"]
+    earlier = "" if versions["defaults"] == DEFAULTS else f" (today's are {DEFAULTS}; they stand until they are run again)"
     folds = f"{found['folds']}-fold cross-validation, {found['repeats']} times"
     return "\n".join(
         [
@@ -72,7 +74,7 @@ def _table(found: dict[str, Any]) -> str:
             "that of a Gaussian with the variance of its training residuals, or of residuals from inner folds. "
             f"Detection, AUROC (%): digits, one class left out of training: {100 * np.mean(unknown):.1f} on average, "
             f"{100 * min(unknown):.1f} at worst; a column moved by six standard deviations: {moved}. scikit-learn "
-            f"{versions['scikit-learn']}, torch {versions['torch']}, defaults {versions['defaults']}, seed "
+            f"{versions['scikit-learn']}, torch {versions['torch']}, defaults {versions['defaults']}{earlier}, seed "
             f"{found['seed']}.",
         ]
     )

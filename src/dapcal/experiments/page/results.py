@@ -118,7 +118,7 @@ def _earlier(sources: Sequence[tuple[str, Source]]) -> list[str]:
         return []
     return [
         f"**Made with earlier defaults of `dapcal.calibrate`:** {', '.join(names)}. With defaults 3 the pieces of "
-        "evidence weigh by AUROC in the OOD score and logits are none of them, with 2 all weigh the same. Before that "
+        "evidence weigh by AUROC in the OOD score, with 2 all weigh the same. Before that "
         "(no number) harm is measured against the posterior alone, nothing is scaled in the domain, and an ensemble's "
         "distances see the features of its first member. They stand until they are run again."
     ]
