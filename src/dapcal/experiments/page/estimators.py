@@ -64,7 +64,9 @@ def _table(found: dict[str, Any]) -> str:
         for name, each in found["one column moved"].items()
     )
     versions = found["environment"]
-    earlier = "" if versions["defaults"] == DEFAULTS else f" (today's are {DEFAULTS}; they stand until they are run again)"
+    earlier = (
+        "" if versions["defaults"] == DEFAULTS else f" (today's are {DEFAULTS}; they stand until they are run again)"
+    )
     folds = f"{found['folds']}-fold cross-validation, {found['repeats']} times"
     return "\n".join(
         [

@@ -39,6 +39,13 @@ REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer
         "memory of": "Products of many queries with many points are held before the smallest are taken, in blocks of "
         "up to `memory` (256 MiB; a smaller one takes less, and longer)",
     },
+    "detectors": {
+        "memory of distance": "As above: products of many queries with many points, in blocks",
+    },
+    "streams": {
+        "one network": "Not found out yet. It is not the data: an ensemble of three, which reads them in the same way, "
+        "takes less",
+    },
     "ensembles": {
         "predictions, ensemble of five, LeNet-5, exact": "Distances need the training points and their products with "
         "the inputs in memory; the peer answers without",
