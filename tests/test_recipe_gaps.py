@@ -107,36 +107,6 @@ def test_the_guard_is_checked_after_the_choice(monkeypatch):
     assert any(told in note for note in fitted.calibrated.notes)
 
 
-def test_what_the_guard_leaves_of_a_richer_answer_is_held_against_what_it_leaves_of_the_plainer_one(monkeypatch):
-    # unguarded, Revert gains twice as much, far outside of what the guard allows; what is left of it there is less than
-    # Inflate's gain, and more than none
-    read = reading([0.0] * 4, Inflate=peak(1.0, center=-4.0), Revert=peak(2.0, center=1.0))
-    monkeypatch.setattr(fitting, "read_gaps", lambda *_: read)
-    asked = []
-
-    def guarded(*arguments, adjust, **options):
-        asked.append(type(adjust))
-        found = calibrate(*arguments, adjust=Unchanged(), **{**options, "loss": None})
-        return replace(found, adjust=adjust, phi=math.log(10.0) * (-4.0 if isinstance(adjust, Inflate) else -0.5))
-
-    calibrate = fitting.calibrate
-    monkeypatch.setattr(fitting, "calibrate", guarded)
-    fitted = fit(*numbers(120), Gaussian(), 1, QUICK)
-    assert asked == [Inflate, Revert]
-    assert (fitted.gaps.chosen, fitted.gaps.held_back) == ("Inflate", ("Revert",))
-    assert isinstance(fitted.calibrated.adjust, Inflate)
-    told = "gap cross-validation chose Inflate"
-    assert any(told in note and "keeps Revert from gaining" in note for note in fitted.calibrated.notes)
-
-
-def test_a_richer_answer_is_asked_where_the_guard_leaves_little_of_the_plainer_one(monkeypatch):
-    # at its best φ Inflate gains as much as Revert, which alone the guard allows
-    read = reading([0.0] * 4, Inflate=peak(1.0, center=3.5), Revert=peak(0.9, center=-6.0))
-    monkeypatch.setattr(fitting, "read_gaps", lambda *_: read)
-    fitted = fit(*numbers(120), Gaussian(), 1, replace(QUICK, guard=1e-4))
-    assert (fitted.gaps.chosen, fitted.gaps.held_back) == ("Revert", ("Inflate",))
-
-
 def test_numbers_stored_are_those_of_the_chosen_phi():
     fitted = fit(*numbers(200), Gaussian(), 1, QUICK)
     choice = fitted.gaps
@@ -255,4 +225,4 @@ def test_distance_widens_members_of_folds_as_much_as_those_before():
     assert share < 0.9
     assert again.factor == pytest.approx(share * first.factor, rel=1e-4)
     far = 30 * fitted[1].held_out.x
-    assert float((again(far).epistemic / first(far).epistemic).sqrt().median()) == pytest.approx(1, abs=0.4)
+    assert float((again(far).epistemic / first(far).epistemic).sqrt().median()) == pytest.approx(1, abs=0.35)

@@ -238,19 +238,14 @@ def _by_gaps(
 ) -> tuple[Calibrated, GapChoice]:
     """The adjustment and φ that gain in regions; the guard is checked after the choice.
 
-    From plain to rich, each adjustment that gains over what was taken before it: at the best φ that the guard allows it
-    is held against that again, which is at such a φ, too, and is taken where it still gains more than its standard
-    error.
+    Where no φ that the guard allows gains more than its standard error, the next plainer adjustment is asked.
     """
     found = steps(gaps.none, gaps.curves())
     best = {step.name: float(gaps.factors[step.place]) for step in found}
     held_back: list[str] = []
-    standing, taken, told = gaps.none, None, list[str]()
-    for name, factor in best.items():
-        if not paired(standing, gaps.at[name](factor)).counts:
-            continue
-        own: list[str] = []
-        with _warnings_to(own):
+    for name in [step.name for step in reversed(found) if step.taken]:
+        told: list[str] = []
+        with _warnings_to(told):
             calibrated = calibrate(
                 posterior,
                 **given,
@@ -258,16 +253,11 @@ def _by_gaps(
                 adjust=gaps.offered[name],
                 loss=InRegions(gaps.at[name]),
             )
-        guarded = gaps.at[name](calibrated.factor)
-        if paired(standing, guarded).counts:
-            standing, taken, told = guarded, (name, calibrated), own
-        else:
-            held_back.append(name)
-    if taken is not None:
-        notes.extend(told)
-        name, calibrated = taken
-        regions = gaps.read({**best, name: calibrated.factor})
-        return calibrated, GapChoice(name, regions, tuple(held_back))
+        if paired(gaps.none, gaps.at[name](calibrated.factor)).counts:
+            notes.extend(told)
+            regions = gaps.read({**best, name: calibrated.factor})
+            return calibrated, GapChoice(name, regions, tuple(held_back))
+        held_back.append(name)
     with _warnings_to(notes):
         calibrated = calibrate(posterior, **given, distance=measured, adjust=Unchanged())
     return calibrated, GapChoice(NONE, gaps.read(best), tuple(held_back))
