@@ -225,4 +225,4 @@ def test_distance_widens_members_of_folds_as_much_as_those_before():
     assert share < 0.9
     assert again.factor == pytest.approx(share * first.factor, rel=1e-4)
     far = 30 * fitted[1].held_out.x
-    assert float((again(far).epistemic / first(far).epistemic).sqrt().median()) == pytest.approx(1, abs=0.35)
+    assert float((again(far).epistemic / first(far).epistemic).sqrt().median()) == pytest.approx(1, abs=0.4)
