@@ -38,7 +38,8 @@ def ratios(rows: Mapping[str, Sequence[Row]], titles: Mapping[str, tuple[str, st
         axes.axvline(1, color=GREY, lw=0.8)
         axes.set_xscale("log")
         low, high = axes.get_xlim()
-        steps = [step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5)]
+        between = (1, 2, 5) if high < 1e3 * low else (1,)
+        steps = [step * 10.0**power for power in range(-4, 5) for step in between]
         axes.set_xticks([step for step in steps if low <= step <= high], minor=False)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
