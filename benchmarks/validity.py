@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import dapcal
 from dapcal import recipes
 from dapcal.calibration.ood_score import fit_evidence, pieces_of
-from dapcal.calibration.weighing import PROBES, weights_of
+from dapcal.calibration.weighing import PROBES, standardised, weights_of
 from dapcal.distances import Space
 from dapcal.distances.column_checks import Columns
 from dapcal.distances.column_statistics import Part
@@ -137,7 +137,7 @@ def with_batched() -> Iterator[tuple[str, Shares]]:
                 )
                 outliers = near(x[split, :train], held_out[:judging][:PROBES])
                 outside = [_pieces(likelihood, first, first, x[split, :train], far) for far in outliers.values()]
-                evidence = fit_evidence((), scaling, conformal, weights_of(scaling, outside))
+                evidence = fit_evidence((), scaling, conformal, weights_of(*standardised(scaling, outside)))
                 for refit, members, base in (("off", first, x[split, :train]), ("on", second, x[split, :rows])):
                     pieces = _pieces(likelihood, members, first, base, asked)
                     values = evidence.standardised(pieces)

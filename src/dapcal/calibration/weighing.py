@@ -63,12 +63,17 @@ def weigh(
             base = adjust(posterior, x)(torch.zeros(len(x), device=x.device))
             raw, further = measured.distance.raw(x), raw_in(measured.further, x)
         outside[kind] = pieces_of(posterior.likelihood, base, raw, further)
-    center, scale = center_and_scale(inside.double(), doubt_first=True)
-    standardised = [(pieces.double() - center[:, None]) / scale[:, None] for pieces in (inside, *outside.values())]
-    weights = weights_of(standardised[0], standardised[1:])
+    weights = weights_of(*standardised(inside, list(outside.values())))
     names = names_of((*measured.distance.spaces, *measured.further))
     told = ", ".join(f"{name} {weight:.2f}" for name, weight in zip(names, weights.tolist(), strict=True))
     return Weighed(weights, (f"weights in the OOD score, by {listed(list(outside))} outliers: {told}",))
+
+
+def standardised(inside: Tensor, outside: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Pieces (M, n) of held-out inputs and of outliers in units of what they vary by among the former."""
+    center, scale = center_and_scale(inside.double(), doubt_first=True)
+    found = [(pieces.double() - center[:, None]) / scale[:, None] for pieces in (inside, *outside)]
+    return found[0], found[1:]
 
 
 def weights_of(inside: Tensor, outside: Sequence[Tensor]) -> Tensor:
