@@ -174,5 +174,5 @@ def test_refits_are_as_narrow_as_the_posterior(curve):
 
     wide = losses(refit, 1.0)
     narrowed = losses(lambda x, y: refit(x, y).narrowed(0.1), 1.0)
-    assert torch.allclose(losses(refit, 0.1), narrowed, rtol=1e-6, atol=0)  # where memory lies decides on last bits
+    assert torch.allclose(losses(refit, 0.1), narrowed, rtol=1e-4, atol=0)  # where memory lies decides on last bits
     assert not torch.allclose(losses(refit, 0.1), wide)
