@@ -54,8 +54,8 @@ from dapcal.trying import predict_example
 ROOMS: tuple[ModuleType, ...] = (
     sys.modules[Calibrated.__module__], network, dropout, predictions, tree_posteriors, linear, networks, inputs, prior,
     likelihoods, forests,
-    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors,
-    shards, lists, inverted_lists, graph, quantised, coresets, quality, projectors,
+    inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, shards,
+    lists, inverted_lists, graph, quantised, coresets, quality, projectors,
     column_checks, column_statistics, tails, radius, ood_score,
     scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip

@@ -15,8 +15,8 @@ from dapcal.distances.shards import ShardedIndex
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, raw_in
 
 __all__ = [
-    "HNSW", "IVF", "MMD", "ClassGaussian", "Coreset", "Distance", "Features", "FittedSpace", "Hausdorff",
-    "Identity", "LayerFeatures", "Measured", "MemberFeatures", "NearestClass", "NearestNeighbor", "OnDisk",
-    "ProductQuantised", "Radius", "RandomFourier", "ShardedIndex", "Space", "TorchIndex", "Vae", "fit_distance",
-    "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
+    "HNSW", "IVF", "MMD", "ClassGaussian", "Coreset", "Distance", "Features", "FittedSpace", "Hausdorff", "Identity",
+    "LayerFeatures", "Measured", "MemberFeatures", "NearestClass", "NearestNeighbor", "OnDisk", "ProductQuantised",
+    "Radius", "RandomFourier", "ShardedIndex", "Space", "TorchIndex", "Vae", "fit_distance", "fit_radius", "hausdorff",
+    "informative", "mmd", "nearest", "raw_in",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ def about(results: ImageResults) -> Iterable[str]:
         return
     yield "### How inputs are scored"
     yield (
-        "Written down in `src/dapcal/experiments/cifar/plan.toml` before a network of this size was shown SVHN or "
+        "Written down in `src/dapcal/experiments/cifar/plan.toml` before the networks of this run were shown SVHN or "
         f"CIFAR-100: {' '.join(settings['rule'].split())}"
     )
     known = settings["not_blind"]
