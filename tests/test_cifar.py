@@ -26,7 +26,7 @@ from dapcal.experiments import EXPERIMENTS
 from dapcal.experiments.cifar import run as cifar_run
 from dapcal.experiments.cifar.bench import PhotoBench
 from dapcal.experiments.cifar.collapse import collapse_of
-from dapcal.experiments.cifar.networks import WideResNet, augmented, small_resnet, wide_resnet
+from dapcal.experiments.cifar.networks import WideResNet, augmented, small_resnet, wide_resnet, with_squares
 from dapcal.experiments.cifar.pictures import Photographs, corruptions, photographs, textures
 from dapcal.experiments.cifar.rows import ONE, chosen, table, units
 from dapcal.experiments.cifar.task import plan, task_for
@@ -278,8 +278,21 @@ def test_augmented_images_are_shifted_and_flipped(generator):
     assert not torch.equal(augmented(x), augmented(x))
 
 
+def test_a_square_around_a_random_pixel_is_erased(generator):
+    x = torch.rand(200, 3, 32, 32, generator=generator) + 1
+    erased = with_squares(x, 8)
+    gone = erased == 0
+    assert torch.equal(gone[:, 0], gone[:, 2])
+    assert torch.equal(erased[~gone], x[~gone])
+    rows, columns = gone[:, 0].any(2).sum(1), gone[:, 0].any(1).sum(1)
+    assert torch.equal(gone[:, 0].sum((1, 2)), rows * columns)  # each is one rectangle,
+    assert rows.min() >= 4  # cut off at the margin at most,
+    assert rows.max() == columns.max() == 8
+    assert (rows == 8).double().mean() > 0.6
+
+
 def test_images_are_augmented_in_training_alone(generator):
-    network, x = miniature(0.0).eval(), torch.rand(4, 3, 32, 32, generator=generator)
+    network, x = WideResNet(10, 1, stride=4, erased=8).eval(), torch.rand(4, 3, 32, 32, generator=generator)
     assert torch.equal(network(x), network(x))
     network.train()
     assert not torch.equal(network(x), network(x))
@@ -367,7 +380,7 @@ def test_collapse_by_hand(generator):
 
 def test_a_gpu_has_the_papers_network_and_a_cpu_says_that_it_has_not():
     large, small = task_for("cuda:0"), task_for("cpu")
-    assert (large.network, large.epochs, large.draws, large.members) == (wide_resnet, 40, 20, 5)
+    assert (large.network, large.epochs, large.draws, large.members) == (wide_resnet, 42, 20, 5)
     assert "not the paper's" in small.settings["network"]
     assert set(IMAGES["cifar10"]) <= set(table())
     assert all(set(row.detection) <= set(large.outside) for row in IMAGES["cifar10"].values())

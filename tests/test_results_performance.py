@@ -116,7 +116,7 @@ def test_figures_are_drawn_of_what_there_is(results: Path):
 def test_a_page_without_results_says_so(tmp_path: Path):
     text, drawings = performance_page(TEXT, tmp_path)
     assert drawings == []
-    assert text.count(NOT_YET) == 7
+    assert text.count(NOT_YET) == 8
     assert all(title in text for title, _ in TITLES.values())
     assert ".png" not in text
 
@@ -139,3 +139,20 @@ def test_ten_million_may_be_measured_in_part(results: Path):
     page = performance_page(TEXT, results).text
     assert "An index of ten million points: Not measured yet. `python benchmarks/neighbors.py large` measures" in page
     assert "(4 allowed, ✓)" in page
+
+
+def test_passes_on_a_gpu_stand_beside_those_of_the_posterior(results: Path):
+    assert "WideResNet-28-10 on a GPU: Not measured yet." in performance_page(TEXT, results).text
+    found = {
+        "environment": {"device": "NVIDIA H200"}, "images": 10_000, "training_images": 49_000,
+        "calibrate_seconds": 12.34, "passes_of_training_images_seconds": 2.5,
+        "rows": {
+            "500": {"network": [1.0, 1.0], "posterior": [2.0, 2.0], "calibrated": [2.0, 2.1]},
+            "100": {"network": [1.0, 1.0], "posterior": [2.0, 4.0], "calibrated": [3.0, 6.0]},
+        },
+    }  # fmt: skip
+    (results / "gpu.json").write_text(json.dumps(found), encoding="utf-8")
+    page = performance_page(TEXT, results).text
+    assert "| 500 | 1.000 | 2.000 | 2.050 | 1.02 (1.00 to 1.05) ✓ |" in page
+    assert "| 100 | 1.000 | 3.000 | 4.500 | 1.50 (1.50 to 1.50) ✗ |" in page
+    assert "`calibrate` took 12.3 s; one pass over its images takes 2.5 s" in page

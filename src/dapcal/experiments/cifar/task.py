@@ -59,8 +59,9 @@ class PhotoTask(ImageTask):
         """How networks and posteriors are trained, for the page."""
         return (
             f"{self.epochs} epochs on {self.train:,} images in batches of {self.batch_size}, shifted by up to 4 pixels "
-            f"and flipped; SGD with Nesterov momentum 0.9 at {self.learning_rate:g}, falling to zero along a cosine, "
-            f"weight decay {self.weight_decay:g}; in bfloat16 on a GPU. VI starts from the MAP network: "
+            "and flipped (for the large network with a square of mean colour, 8 pixels wide); SGD with Nesterov "
+            f"momentum 0.9 at {self.learning_rate:g}, falling to zero along a cosine, weight decay "
+            f"{self.weight_decay:g}; in bfloat16 on a GPU. VI starts from the MAP network: "
             f"{self.variational_epochs} epochs, KL tempered by λ = {self.kl_weight:g}, σ0 = {self.sigma0:g}, "
             f"{self.draws} draws. SWAG: {self.swag_epochs} epochs at {self.swag_rate:g}, {self.draws} draws"
         )

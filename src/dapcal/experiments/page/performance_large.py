@@ -1,16 +1,18 @@
-"""Ten million training points, a table of as many rows, three nodes: results/{neighbors,large-table,ray}.json."""
+"""Ten million training points, a table of as many rows, three nodes, a GPU: results of scripts of their own."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dapcal.experiments.page.cells import decimal, table
 from dapcal.experiments.page.scale import nodes
 
 MOST = 4.0  # GB of anonymous memory that fitting a table may take
+MOST_ON_GPU = 1.1  # times the passes of the posterior alone
 _STEPS = {  # of the file: its words
     "build": "built",
     "approximate_10000": "10,000 queries, approximately",
@@ -24,18 +26,20 @@ _COMMANDS = {
     "neighbors": "python benchmarks/neighbors.py large",
     "large-table": "python benchmarks/large_table.py --out results/large-table.json",
     "ray": "python benchmarks/ray_predict.py",
+    "gpu": "python benchmarks/gpu_passes.py --out results/gpu.json",
 }
 
 
 def large(folder: Path) -> str:
     """Paragraphs and a table of what is there; of what is not the command that measures it."""
     index = (_found(folder, "neighbors") or {}).get("large")
-    fitted, ray = _found(folder, "large-table"), _found(folder, "ray")
+    fitted, ray, gpu = (_found(folder, name) for name in ("large-table", "ray", "gpu"))
     return "\n\n".join(
         [
             _index(index) if index else _not_yet("An index of ten million points", "neighbors"),
             _fitted(fitted) if fitted else _not_yet("A table of ten million rows", "large-table"),
             f"**Three nodes of one CPU.** {nodes(ray)}" if ray else _not_yet("Rows on three nodes", "ray"),
+            _on_gpu(gpu) if gpu else _not_yet("WideResNet-28-10 on a GPU", "gpu"),
         ]
     )
 
@@ -94,3 +98,23 @@ def _distances(found: Mapping[str, Any]) -> str:
         f"d0 is above 0 for {100 * beyond['sample']:.1f} % (to all rows, with the same radius: "
         f"{100 * beyond['all_rows']:.1f} %), its mean {mean['sample']:.3g} ({mean['all_rows']:.3g})."
     )
+
+
+def _on_gpu(found: Mapping[str, Any]) -> str:
+    """A network's passes, those of its posterior, and with distances."""
+    cells = []
+    for size, ways in found["rows"].items():
+        ratios = [ours / alone for ours, alone in zip(ways["calibrated"], ways["posterior"], strict=True)]
+        middle = median(ratios)
+        mark = "✓" if middle <= MOST_ON_GPU else "✗"
+        seconds = [decimal(median(ways[way]), 3) for way in ("network", "posterior", "calibrated")]
+        cells.append([size, *seconds, f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f}) {mark}"])
+    words = (
+        f"**WideResNet-28-10 on one {found['environment']['device']}**, {found['images']:,} images of CIFAR-10, last "
+        f"layer by Laplace, distances to the features of {found['training_images']:,} training images. Seconds of all "
+        f"images, and what distance multiplies the posterior's own by ({MOST_ON_GPU:g} allowed). `calibrate` took "
+        f"{found['calibrate_seconds']:.3g} s; one pass over its images takes "
+        f"{found['passes_of_training_images_seconds']:.3g} s."
+    )
+    head = ["images a batch", "network alone", "posterior", "with distances", "ratio"]
+    return f"{words}\n\n{table(head, cells)}"
