@@ -17,10 +17,10 @@ from torch import Tensor
 from dapcal.distances.direct import distances_of_pairs, nearest_among, nearest_of_pairs
 from dapcal.distances.products import GROUP, Products, Tile, roundoff_of_sums, smallest
 
-LEAST_QUERIES = 16  # of a search that are worth it
-WORTH_BUILDING = 256  # queries, in one search or in several, for which directions are worth finding
+LEAST_QUERIES = 4  # of a search that are worth it
+WORTH_BUILDING = 1_024  # queries, in one search or in several, for which directions are worth finding
 _LEAST_WIDTH, _LEAST_POINTS = 64, 2_000  # below, there is nothing to save
-_TRIED = (16, 24, 32, 48, 64, 96, 128)  # directions
+_TRIED = (16, 32, 64, 128)  # directions
 _MORE = 64  # groups that are looked at, beside one for each neighbour; who needs more is left to all numbers
 _DIRECTLY = 64  # multiplications that take as long as comparing one number directly, about
 _PROJECTED = 4  # likewise, of one number's product with a direction in float64
