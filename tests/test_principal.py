@@ -70,9 +70,7 @@ def test_no_point_that_is_as_near_is_beyond_reach(dtype, off):
         row, place = (distances <= limit[:, None]).nonzero().unbind(1)
         assert is_near[place // GROUP, row].all()
         every = torch.arange(300).repeat_interleave(len(found.grouped)), torch.arange(len(found.grouped)).repeat(300)
-        few = torch.cat([tile.queries for tile in tiles])
-        few = few if found.products.shift is None else few + found.products.shift
-        kept = set(zip(*(part.tolist() for part in found._as_near(few, *every, reach)), strict=True))
+        kept = set(zip(*(part.tolist() for part in found._as_near(found._few(queries), *every, reach)), strict=True))
         assert set(zip(row.tolist(), place.tolist(), strict=True)) <= kept
 
 

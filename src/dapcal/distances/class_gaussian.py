@@ -11,7 +11,6 @@ from torch import Tensor
 from dapcal.distances.covariance import cholesky, class_means, shrunk_covariance
 from dapcal.storing import Stores
 
-
 _ROWS = 512  # points whose copy in float64 stays close to a core
 _STEPS, _NARROWEST = 5, 32  # products that leave out what is 0, and rows of one at least
 

@@ -88,7 +88,7 @@ class MemberFeatures:
     pool: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Features (N, S · P), by one pass over the members for all who ask; all who ask for the same get one tensor."""
+        """Features (N, S · P), by one pass over the members; all who ask for the same get one tensor."""
         open_one, same = open_pass(self.posterior.network, x), (self.layer, self.unit, self.pool, *self.scale.tolist())
         if open_one is not None and same in open_one.points:
             return open_one.points[same]

@@ -64,27 +64,26 @@ class Principal:
             limit: squared distances by which another point would not be as near, from distances.
             memory: bytes that differences may take, about.
         """
-        tiles = self.products.tiles(self._few(queries))
-        parts = [self._of_tile(points, queries[tile.rows], tile, k, limit, memory) for tile in tiles]
+        few = self._few(queries)
+        parts = [
+            self._of_tile(points, queries[tile.rows], few[tile.rows], tile, k, limit, memory)
+            for tile in self.products.tiles(few)
+        ]
         distances, indices, settled = (torch.cat(part) for part in zip(*parts, strict=True))
         return distances, indices, settled
 
     def _of_tile(
-        self, points: Tensor, queries: Tensor, tile: Tile, k: int, limit: Limit, memory: int
+        self, points: Tensor, queries: Tensor, few: Tensor, tile: Tile, k: int, limit: Limit, memory: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        shift = self.products.shift
-        few = tile.queries if shift is None else tile.queries + shift
         distances, indices = nearest_among(points, queries, self._likely(few, tile.minima, k), k, memory=memory)
         reach = self._reach(tile.squares, limit(distances[:, -1]))
         threshold = self.products.within_reach(tile.squares, reach) - tile.squares
-        is_near = (
-            tile.minima[: len(self.grouped)] > threshold
-        ).logical_not_()  # (groups, n); what is no number may be near
-        group, row = is_near.nonzero().unbind(1)
+        is_beyond = tile.minima[: len(self.grouped)] > threshold  # (groups, n); what is no number may be near
+        group, row = is_beyond.logical_not_().nonzero().unbind(1)
         settled = torch.bincount(row, minlength=len(queries)) <= k + _MORE
         own = settled[row]
-        pairs = self._as_near(few, row[own], group[own], reach)
-        pairs = nearest_of_pairs(*pairs, distances_of_pairs(points, queries, *pairs, memory), k)
+        row, column = self._as_near(few, row[own], group[own], reach)
+        pairs = nearest_of_pairs(row, column, distances_of_pairs(points, queries, row, column, memory), k)
         settled &= torch.bincount(pairs.row, minlength=len(queries)) == k
         own = settled[pairs.row]
         distances[settled], indices[settled] = pairs.distance[own].view(-1, k), pairs.column[own].view(-1, k)

@@ -66,14 +66,12 @@ class Tile(NamedTuple):
 
     Attributes:
         rows: which of the queries these are.
-        queries: after the shift, (n, P).
-        squares: their squared lengths, by which products are off (n,).
+        squares: their squared lengths after the shift, by which products are off (n,).
         minima: squared distances of the nearest point of every group as computed, less `squares`, (groups, n); some
             groups more, which are endless.
     """
 
     rows: slice
-    queries: Tensor
     squares: Tensor
     minima: Tensor
 
@@ -116,7 +114,7 @@ class Products:
             rows = slice(start, start + step)
             shifted = queries[rows] if self.shift is None else queries[rows] - self.shift
             minima = self._minima(_twice(shifted), 0, len(self.points), GROUP)
-            yield Tile(rows, shifted, (shifted**2).sum(1), minima)
+            yield Tile(rows, (shifted**2).sum(1), minima)
 
     def are_beyond(self, found: Candidates, squared: Tensor) -> Tensor:
         """For which queries every point that is left out is proven to be farther than `squared` (N,)."""
