@@ -162,7 +162,7 @@ def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[_
         return f"at most {_shown(column, place)} are {shares[0]:.0f} % in training, {shares[1]:.0f} % here"
 
     if all(len(part) for part in values):
-        found.append(_same_distribution(column.name, *values, what))
+        found.append(_same_distribution(column.name, values[0], values[1], what))
     return found
 
 
