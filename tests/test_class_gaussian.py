@@ -33,11 +33,12 @@ def spread_out(model: nn.Module, likelihood=None):
 
 
 @pytest.mark.parametrize("shrinkage", [None, 0.0])
-@pytest.mark.parametrize("block", [7, 4096])
+@pytest.mark.parametrize(("block", "narrowest"), [(7, 1), (4096, 32)])
 def test_it_is_scipys_mahalanobis_distance_with_scikit_learns_covariance(
-    classes, generator, monkeypatch, shrinkage, block
+    classes, generator, monkeypatch, shrinkage, block, narrowest
 ):
-    monkeypatch.setattr(class_gaussian, "BLOCK", block)
+    monkeypatch.setattr(class_gaussian, "_ROWS", block)
+    monkeypatch.setattr(class_gaussian, "_NARROWEST", narrowest)
     points, y = (t.double() if t.is_floating_point() else t for t in classes)
     others = 4 * torch.randn(25, 4, generator=generator).double()
     means = np.stack([points[y == k].numpy().mean(0) for k in range(3)])
@@ -149,3 +150,19 @@ def test_it_deploys(blobs):
     for found in (calibrated.module()(x)._asdict(), program(x)):
         for name in ("mean", "distance", "ood_score"):
             torch.testing.assert_close(found[name], getattr(expected, name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 5, 170, 320])
+def test_products_that_leave_out_what_is_zero_whiten_as_the_whole_does(generator, size):
+    whitening = torch.randn(size, size, generator=generator, dtype=torch.float64).tril()
+    whitening[0] = 0.0
+    points, centers = (torch.randn(rows, size, generator=generator, dtype=torch.float64) for rows in (600, 3))
+    metric = class_gaussian.NearestClass(whitening, centers)
+    assert len(metric._steps) == min(5, -(-size // 32))
+    assert sum(columns for _, columns in metric._steps) <= 0.61 * size * len(metric._steps) or size < 170
+    expected = torch.cdist(points @ whitening.T, centers).amin(1)
+    torch.testing.assert_close(metric(points), expected, rtol=1e-9, atol=1e-9)
+    full = class_gaussian.NearestClass(torch.ones(size, size, dtype=torch.float64), centers)
+    torch.testing.assert_close(
+        full(points), torch.cdist(points.sum(1, keepdim=True).expand(-1, size), centers).amin(1), rtol=1e-9, atol=1e-7
+    )

@@ -157,3 +157,30 @@ def test_categories_of_few_and_many_levels_are_looked_up_alike():
     assert torch.equal(blank[1] > 0, x[:, 6] > 0)
     nothing = torch.zeros(1, 7)  # no level at all: the first one
     assert torch.equal(seen.codes(nothing, places)[:, 0], seen.codes(x[[45, 50]], places).diagonal())
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_findings_are_those_of_a_straight_look_at_every_row(rows):
+    train = torch.randn(400, 5, generator=generator(1))
+    train[:, 1] = (train[:, 1] > 1).float()
+    train[::7, 0], train[:, 3] = 0.0, train[:, 2] + 0.1 * train[:, 3]
+    train[train[:, 1] > 0, 0] = 0.0
+    parts = [Part(number=0, missing=1), Part(number=2), Part(number=3), Part(codes=(4,))]
+    checks = fit_checks(train, parts)
+    asked = 2 * torch.randn(rows, 5, generator=generator(2))
+    asked[:, 1] = (asked[:, 1] > 1).float()
+    surprises, blank = checks.surprises(asked), checks.seen.blank(asked, checks._places)
+    for row, found in enumerate(checks.findings(asked, most=2)):
+        own = surprises[:, row].tolist()
+        places = sorted({own.index(max(own)), *(place for place, s in enumerate(own) if s >= checks.enough())})
+        named = []
+        for place in places:
+            column, kind = checks.checks[place]
+            if column is None:
+                named += [(float(blank[cell, row]), cell, MISSING) for cell in range(4) if blank[cell, row]]
+            else:
+                named.append((own[place], column, MISSING if blank[column, row] else kind))
+        named.sort(key=lambda one: -one[0])
+        first = {column: (column, kind, s) for s, column, kind in reversed(named)}
+        expected = [first[column] for column in dict.fromkeys(column for _, column, _ in named)][:2]
+        assert [tuple(finding) for finding in found] == expected

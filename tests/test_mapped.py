@@ -132,3 +132,14 @@ def test_temporary_files_lie_where_the_system_says(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(missing))
     with pytest.raises(FileNotFoundError, match=str(Path(missing).name)):
         joined([torch.ones(50, 2)])
+
+
+@pytest.mark.parametrize("block", [3, 512])
+def test_rows_are_finite_where_their_numbers_are_however_large_their_sums(monkeypatch, block):
+    monkeypatch.setattr(mapped, "BLOCK", block)
+    x = torch.randn(7, 4, 2)
+    x[1], x[3, 2, 1], x[5, 0, 0], x[6, 1] = 3e38, torch.nan, torch.inf, torch.tensor([torch.inf, -torch.inf])
+    assert mapped.finite_rows(x).tolist() == [True, True, True, False, True, False, False]
+    assert mapped.finite_rows(x[:3]).all()
+    assert mapped.finite_rows(torch.ones(4, 2, dtype=torch.long)).all()
+    assert not len(mapped.finite_rows(x[:0]))

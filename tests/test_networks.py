@@ -267,3 +267,23 @@ def test_a_compiled_network_has_its_plain_names(tmp_path):
     calibrated.save(tmp_path / "m.dap")
     for again in (dapcal.load(tmp_path / "m.dap", outer), dapcal.load(tmp_path / "m.dap", network, device="cpu")):
         assert torch.equal(again(x).probs, calibrated(x).probs)
+
+
+def test_an_activation_that_comes_twice_runs_twice():
+    torch.manual_seed(0)
+    relu = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 8), relu, nn.Sequential(nn.Linear(8, 8), relu), nn.Linear(8, 2)).eval()
+    draws = {name: torch.stack([p, 2 * p]).detach() for name, p in model.named_parameters()}
+    x = torch.randn(5, 4)
+    found = evaluate(model, draws, {}, x)
+    for own, outputs in enumerate(found):
+        torch.testing.assert_close(outputs, functional_call(model, {n: d[own] for n, d in draws.items()}, (x,)))
+
+
+def test_a_layer_that_comes_twice_is_no_plain_chain():
+    tied = nn.Linear(4, 4)
+    assert networks.dense_chain(nn.Sequential(tied, nn.ReLU(), tied), torch.zeros(1, 4)) is None
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    assert networks.dense_chain(nn.Sequential(first, nn.ReLU(), second), torch.zeros(1, 4)) is None
+    assert networks.dense_chain(nn.Sequential(first, nn.ReLU(), nn.Linear(4, 4)), torch.zeros(1, 4)) is not None

@@ -169,3 +169,22 @@ def test_features_of_other_members_are_their_own(images):
     calibrated = dapcal.calibrate(two, train=train, held_out=held_out, distance=measured)
     assert torch.equal(calibrated(held_out[0]).pre_distance, measured.distance(held_out[0]))
     assert runs(lambda: calibrated(held_out[0])) == 6
+
+
+def test_members_features_are_put_side_by_side_once_for_all_who_ask(generator):
+    x, y = torch.randn(60, 4, generator=generator), torch.arange(60) % 3
+
+    def make():
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+    posterior = ensemble.fit(make, Categorical(), (x, y), members=2, epochs=1)
+    one, other, unit = (Features(members=True, unit=u).fit_projector(x, posterior) for u in (False, False, True))
+    alone = [projector(x) for projector in (one, other, unit)]
+    scaled = replace(one, scale=2 * one.scale)
+    with shared(posterior.network, x):
+        together = [projector(x) for projector in (one, other, unit)]
+        assert together[0] is together[1]
+        torch.testing.assert_close(scaled(x), alone[0] / 2)
+        assert one(x.clone()) is not together[0]
+    for found, expected in zip(together, alone, strict=True):
+        assert torch.equal(found, expected)

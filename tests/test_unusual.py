@@ -173,11 +173,12 @@ def test_columns_that_moved_are_found_and_told():
     assert drifts(encoder, encoder(table).x, encoder(new).x[:10]) == []  # too few to tell
 
 
+@pytest.mark.parametrize("most", [0.5, 0.05, 0.0])
 @pytest.mark.parametrize("sizes", [(3, 25), (90, 20), (400, 250), (9000, 700)])
-def test_numbers_are_compared_as_scipy_does(sizes):
+def test_numbers_are_compared_as_scipy_does(sizes, most):
     """p-values that reject nothing are not worked out, which decides nothing."""
     random = np.random.default_rng(0)
-    shifts = {f"c{place}": place / 20 for place in range(12)}
+    shifts = {f"c{place}": most * place / 10 for place in range(12)}
     train, new = (
         pa.table({name: random.normal(by * shift, 1, n).round(1) for name, shift in shifts.items()})
         for n, by in zip(sizes, (0, 1), strict=True)
@@ -193,6 +194,15 @@ def test_numbers_are_compared_as_scipy_does(sizes):
     assert {one.column: one.difference for one in found} == {name: test.statistic for name, test in expected.items()}
     assert {one.column: one.p_value for one in found} == {name: test.pvalue for name, test in expected.items()}
     assert [one.difference for one in found] == sorted((one.difference for one in found), reverse=True)
+
+
+def test_of_rows_that_are_alike_nothing_is_worked_out_exactly(monkeypatch):
+    monkeypatch.setattr("dapcal.models.drift._stats", None)
+    encoder = Encoder(tuple(Number(f"c{place}", 0.0, 1.0, missing=False) for place in range(20)), "y")
+    random = torch.Generator().manual_seed(0)
+    before, after = (torch.randn(rows, encoder.width, generator=random) for rows in (1000, 500))
+    before[:, 1::2], after[:, 1::2] = 0.0, 0.0  # nothing is missing
+    assert drifts(encoder, before, after) == []
 
 
 @pytest.mark.parametrize("is_open", [False, True])

@@ -163,4 +163,12 @@ def taken(x: Tensor, index: Tensor) -> Tensor:
 
 def finite_rows(x: Tensor) -> Tensor:
     """Which rows hold neither NaN nor inf, (N,)."""
-    return torch.cat([block.flatten(1).isfinite().all(1) for block in x.split(BLOCK)])
+    if len(x) <= BLOCK:
+        return _finite_rows(x.flatten(1))
+    return torch.cat([_finite_rows(block.flatten(1)) for block in x.split(BLOCK)])
+
+
+def _finite_rows(x: Tensor) -> Tensor:
+    """A finite sum is one of finite numbers; another may have been too large, and is looked at again."""
+    fine = x.sum(1).isfinite()
+    return fine if bool(fine.all()) else x.isfinite().all(1)

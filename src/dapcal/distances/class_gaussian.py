@@ -8,8 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from dapcal.distances.covariance import BLOCK, cholesky, class_means, shrunk_covariance
+from dapcal.distances.covariance import cholesky, class_means, shrunk_covariance
 from dapcal.storing import Stores
+
+_ROWS = 512  # points whose copy in float64 stays close to a core
+_STEPS, _NARROWEST = 5, 32  # products that leave out what is 0, and rows of one at least
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,33 @@ class NearestClass:
 
     def __call__(self, points: Tensor) -> Tensor:
         """(N,)."""
-        return torch.cat([self._of_block(block) for block in points.split(BLOCK)]).to(points.dtype)
+        return torch.cat([self._of_block(block) for block in points.split(_ROWS)]).to(points.dtype)
 
     def joint(self, points: Tensor) -> Tensor:
         """Scalar."""
         return self(points).max()
 
     def _of_block(self, points: Tensor) -> Tensor:
-        white = points.to(self.whitening) @ self.whitening.T
+        points = points.to(self.whitening)
+        white = torch.empty_like(points)
+        for rows, columns in self._steps:
+            torch.mm(points[:, :columns], self.whitening[rows, :columns].T, out=white[:, rows])
         beside = torch.addmm(self._squared_centers, white, self.centers.T, alpha=-2)  # |c|² − 2 w·c, in float64
         return (beside.amin(1) + white.square().sum(1)).clamp_min(0).sqrt()
 
     @cached_property
+    def _steps(self) -> list[tuple[slice, int]]:
+        """Some rows of L⁻¹ at a time, and the columns beyond which they are 0: above its diagonal it is."""
+        size = len(self.whitening)
+        step = max(_NARROWEST, -(-size // _STEPS))
+        parts = [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        return [(rows, _last(self.whitening[rows])) for rows in parts]
+
+    @cached_property
     def _squared_centers(self) -> Tensor:
         return self.centers.square().sum(1)
+
+
+def _last(rows: Tensor) -> int:
+    """How many columns there are up to the last that is not 0 throughout; one at least."""
+    return max(1, int((rows != 0).any(0).nonzero().amax()) + 1 if bool(rows.any()) else 1)

@@ -118,23 +118,27 @@ class ColumnChecks:
         A column is named whose surprise is `enough`, and one in any case.
         Where it is the missing cells that surprise, the rarest of them are named.
         """
-        surprises, checks, enough = self.surprises(points), self.checks, self.enough(level)
-        blank = self.seen.blank(points, self._places)  # (columns, N)
-        found = []
-        for row, own in enumerate(surprises.T):
-            places = {int(own.argmax()), *(own >= enough).nonzero().flatten().tolist()}
-            named: list[Finding] = []
-            for place in places:
-                column, kind = checks[place]
-                if column is not None:
-                    named.append(Finding(column, MISSING if blank[column, row] > 0 else kind, float(own[place])))
-                else:
-                    cells = blank[:, row].nonzero().flatten().tolist()
-                    named += [Finding(cell, MISSING, float(blank[cell, row])) for cell in cells]
-            named.sort(key=lambda finding: -finding.surprise)
-            first = {finding.column: finding for finding in reversed(named)}
-            found.append([finding for finding in named if first[finding.column] is finding][:most])
-        return found
+        surprises, checks, enough = self.surprises(points).T, self.checks, self.enough(level)
+        most_surprising = surprises.argmax(1, keepdim=True)
+        rows, places = (surprises >= enough).scatter(1, most_surprising, True).nonzero().T.tolist()
+        values = surprises[rows, places].tolist()
+        blank = self.seen.blank(points, self._places).T.tolist()  # (N, columns)
+        found: list[list[Finding]] = [[] for _ in blank]
+        for row, place, value in zip(rows, places, values, strict=True):
+            column, kind = checks[place]
+            if column is not None:
+                found[row].append(Finding(column, MISSING if blank[row][column] > 0 else kind, value))
+            else:
+                found[row] += [Finding(cell, MISSING, own) for cell, own in enumerate(blank[row]) if own]
+        return [_most_surprising(named)[:most] for named in found]
+
+
+def _most_surprising(named: list[Finding]) -> list[Finding]:
+    """Of each column its most surprising finding, most surprising first."""
+    first: dict[int, Finding] = {}
+    for finding in sorted(named, key=lambda finding: -finding.surprise):
+        first.setdefault(finding.column, finding)
+    return list(first.values())
 
 
 def fit_checks(points: Tensor, parts: Sequence[Part], copies: Sequence[int] = ()) -> ColumnChecks:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 _CACHED = 2**19  # numbers that are compared at a time: 2 MiB
+
+
+class Pairs(NamedTuple):
+    """Queries, points and their distances, (M,) each; by query, then by distance, ties by point."""
+
+    row: Tensor
+    column: Tensor
+    distance: Tensor
 
 
 def nearest_among(
@@ -27,6 +37,24 @@ def nearest_among(
     parts = zip(queries.split(rows), among.split(rows), strict=True)
     found = [_nearest(points, part, own, k, padded) for part, own in parts]
     return torch.cat([d for d, _ in found]), torch.cat([i for _, i in found])
+
+
+def distances_of_pairs(points: Tensor, queries: Tensor, row: Tensor, column: Tensor, memory: int = 2**28) -> Tensor:
+    """Distances of some queries (N, P), by `row`, to as many points (T, P), by `column`, (M,)."""
+    step = max(1, min(_CACHED, memory // 32) // points.shape[1])
+    parts = zip(row.split(step), column.split(step), strict=True)
+    return torch.cat([torch.linalg.vector_norm(points[own] - queries[asked], dim=1) for asked, own in parts])
+
+
+def nearest_of_pairs(row: Tensor, column: Tensor, distance: Tensor, k: int) -> Pairs:
+    """Of every query the k pairs that are nearest, or all where there are fewer."""
+    order = torch.arange(len(row), device=row.device)
+    for key in (column, distance, row):
+        order = order[key[order].argsort(stable=True)]
+    row, column, distance = row[order], column[order], distance[order]
+    first = torch.searchsorted(row, row)  # pair of the same query
+    kept = torch.arange(len(row), device=row.device) - first < k
+    return Pairs(row[kept], column[kept], distance[kept])
 
 
 def _nearest(points: Tensor, queries: Tensor, among: Tensor, k: int, padded: bool) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 FEW = 8  # queries whose distances are computed directly, by one thread
-_MOST = 2**22  # numbers to be compared with a few queries; more are worth all threads
+_MOST = 2**23  # numbers to be compared with a few queries; more are worth all threads
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dapcal.mapped import BLOCK, in_blocks
-from dapcal.networks import feature_layer, layer_input, layer_names, same_weights, shared
+from dapcal.networks import feature_layer, layer_input, layer_names, open_pass, same_weights, shared
 from dapcal.posteriors.network import MOST_MEMBERS, NetworkPosterior
 from dapcal.storing import Stores
 from dapcal.types import Posterior, Projector
@@ -88,12 +88,18 @@ class MemberFeatures:
     pool: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Features (N, S · P), by one pass over the members for all who ask."""
-        return in_blocks(
+        """Features (N, S · P), by one pass over the members; all who ask for the same get one tensor."""
+        open_one, same = open_pass(self.posterior.network, x), (self.layer, self.unit, self.pool, *self.scale.tolist())
+        if open_one is not None and same in open_one.points:
+            return open_one.points[same]
+        found = in_blocks(
             lambda entering: side_by_side(features_of_each(entering, self.unit, self.pool), self.scale),
             self.posterior.layer_inputs(self.layer, x),
             dim=1,
         )
+        if open_one is not None:
+            open_one.points[same] = found
+        return found
 
     def spread(self, x: Tensor) -> Tensor:
         """√(Σ_m Σ_p Var) of the features of every member, so that side by side they have variance 1, (S,)."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapcal.distances.direct import nearest_among
+from dapcal.distances.direct import distances_of_pairs, nearest_among, nearest_of_pairs
 from dapcal.distances.faiss_search import is_few, searched, suits
-from dapcal.distances.principal import LEAST_QUERIES, Principal, principal
+from dapcal.distances.principal import LEAST_QUERIES, WORTH_BUILDING, Principal, principal
 from dapcal.distances.products import GROUP, MANY, Candidates, Products, roundoff_of_sums
 from dapcal.in_file import checked
 from dapcal.storing import Stores
@@ -73,6 +73,16 @@ class TorchIndex:
         """The points as faiss takes them, not copied; None where it is not there or cannot."""
         return self.points.detach().numpy() if suits(self.points) else None
 
+    def _pays(self, queries: int) -> bool:
+        """Whether so many queries, with those before, are worth the time that points as few numbers take to be made."""
+        self._asked[0] += queries
+        return self._asked[0] >= WORTH_BUILDING
+
+    @cached_property
+    def _asked(self) -> list[int]:
+        """How many queries have been searched for in groups, alone in its list; threads may miss some."""
+        return [0]
+
     @cached_property
     def _principal(self) -> Principal | None:
         return principal(checked(self.points), self.memory)
@@ -96,8 +106,8 @@ class TorchIndex:
             off = roundoff_of_sums(self.points.shape[1]) * 2**-24  # these distances are computed directly
             found = indices[:, :k].sort(1).values if k > 1 else indices[:, :1]
             return self._settle(queries, Candidates(found, squared[:, k] * (1 - off)), k)
-        if k <= MANY and len(queries) >= LEAST_QUERIES and self._principal is not None:
-            return self._principal.nearest(queries, k, self._among, self._limit)
+        if k <= MANY and len(queries) >= LEAST_QUERIES and self._pays(len(queries)) and self._principal is not None:
+            return self._principal.nearest(self.points, queries, k, self._limit, self.memory)
         return self._settle(queries, self._products.candidates(queries, k, k), k)
 
     def _settle(self, queries: Tensor, candidates: Candidates, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,17 +126,10 @@ class TorchIndex:
 
     def _direct(self, queries: Tensor, farthest: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k nearest of all points that may be as near as `farthest` (N,), compared directly."""
-        step = max(1, self.memory // (4 * 8 * self.points.shape[1]))
         row = queries.new_empty(0, dtype=torch.long)
         column, distance = row, queries.new_empty(0)
         for rows, columns in self._products.within(queries, self._limit(farthest)):
-            parts = zip(rows.split(step), columns.split(step), strict=True)
-            direct = [(queries[r] - self.points[c]).norm(dim=1) for r, c in parts]
-            row, column, distance = torch.cat([row, rows]), torch.cat([column, columns]), torch.cat([distance, *direct])
-            order = distance.argsort(stable=True)
-            order = order[row[order].argsort(stable=True)]  # by row, then distance, then column
-            row, column, distance = row[order], column[order], distance[order]
-            starts = torch.searchsorted(row, torch.arange(len(queries), device=row.device))
-            kept = torch.arange(len(row), device=row.device) - starts[row] < k
-            row, column, distance = row[kept], column[kept], distance[kept]
+            direct = distances_of_pairs(self.points, queries, rows, columns, self.memory)
+            row, column, distance = torch.cat([row, rows]), torch.cat([column, columns]), torch.cat([distance, direct])
+            row, column, distance = nearest_of_pairs(row, column, distance, k)
         return distance.view(-1, k), column.view(-1, k)

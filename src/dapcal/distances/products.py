@@ -61,6 +61,21 @@ class Groups(NamedTuple):
     squares: Tensor
 
 
+class Tile(NamedTuple):
+    """Some queries, and how near they come to every group.
+
+    Attributes:
+        rows: which of the queries these are.
+        squares: their squared lengths after the shift, by which products are off (n,).
+        minima: squared distances of the nearest point of every group as computed, less `squares`, (groups, n); some
+            groups more, which are endless.
+    """
+
+    rows: slice
+    squares: Tensor
+    minima: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class Products:
     """Training points (T, P) as matrix products need them.
@@ -90,6 +105,16 @@ class Products:
             -(-len(self.points) // size) - 1
         )  # where all overflow, what fills up the last run is first
         return Groups(best, smallest + squares[:, None], squares)
+
+    def tiles(self, queries: Tensor) -> Iterator[Tile]:
+        """All groups beside all queries, as many queries at a time as fit into a quarter of the memory."""
+        groups = -(-len(self.points) // GROUP)
+        step = max(1, min(self._tile[0], self.memory // (4 * 8 * groups)))
+        for start in range(0, len(queries), step):
+            rows = slice(start, start + step)
+            shifted = queries[rows] if self.shift is None else queries[rows] - self.shift
+            minima = self._minima(_twice(shifted), 0, len(self.points), GROUP)
+            yield Tile(rows, (shifted**2).sum(1), minima)
 
     def are_beyond(self, found: Candidates, squared: Tensor) -> Tensor:
         """For which queries every point that is left out is proven to be farther than `squared` (N,)."""
@@ -193,12 +218,12 @@ class Products:
         return torch.cat([values for values, _ in found]), torch.cat([groups for _, groups in found])
 
     def _best_of_tile(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
-        twice = torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1).T.contiguous()  # (P + 1, N)
+        twice = _twice(queries)
         wide = max(1, self.memory // (4 * 8 * len(queries)) // self._tile[1]) * self._tile[1] * size
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(self.points), wide):
             minima = self._minima(twice, start, min(start + wide, len(self.points)), size)
-            values, groups = _smallest(minima, kept)
+            values, groups = smallest(minima, kept)
             groups = groups + start // size
             if best is not None:
                 values, groups = torch.cat([best[0], values], 1), torch.cat([best[1], groups], 1)
@@ -232,7 +257,12 @@ class Products:
             torch.addmm(self._lengths[first:last, None], self._part(first, last), twice[:-1], out=out)
 
 
-def _smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
+def _twice(queries: Tensor) -> Tensor:
+    """What points with their squared lengths are multiplied by, (P + 1, N)."""
+    return torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1).T.contiguous()
+
+
+def smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     """The `kept` smallest of each column (M, N), ascending, and their places, (N, kept) each.
 
     They lie in those runs of `_MINIMA` that have the smallest minima, so only these are looked at.

@@ -9,6 +9,7 @@ if the difference is large enough to matter: with many rows the smallest is cert
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ _LEVEL = 0.05
 _SMALLEST = 0.05  # difference of shares, or of distribution functions, that is worth a word
 _EXPECTED = 5.0  # rows that a level must be expected to have, for the χ² test
 _SURELY = 0.25, 10.0  # a p-value by Kolmogorov's limit with so many rows, at which the exact one is far above `_LEVEL`
+_ABOUT = 2.0, 100.0  # times the exact p-value that one by that limit is at most, down to 1e-8, with so many rows
 _TOLD = 8  # columns
 FEWEST = 20  # new rows
 MOST = 5000  # rows that are compared
@@ -46,6 +48,14 @@ class _Tested(NamedTuple):
     difference: float
     p_value: float
     what: Callable[[], str]  # words, which few columns need
+    exact: Callable[[], tuple[float, float]] | None = None  # difference and p-value, where these are about right
+
+    def exactly(self) -> _Tested:
+        """The same with exact numbers."""
+        if self.exact is None:
+            return self
+        difference, p_value = self.exact()
+        return self._replace(difference=difference, p_value=p_value, exact=None)
 
 
 class Sample:
@@ -106,6 +116,9 @@ def drifts(encoder: Encoder, train: Tensor, new: Tensor) -> list[Drift]:
         before, after = train[:, places].numpy(), new[:, places].numpy()
         tested += _category(column, before, after) if isinstance(column, Category) else _number(column, before, after)
         start += column.width
+    if all(test.p_value > _ABOUT[0] * _LEVEL / len(tested) for test in tested):
+        return []  # Holm's procedure ends with the smallest of them, whatever exact ones are
+    tested = [test.exactly() for test in tested]
     found: dict[str, _Tested] = {}
     for rank, test in enumerate(sorted(tested, key=lambda one: one.p_value)):
         if test.p_value > _LEVEL / (len(tested) - rank):  # Holm: here and from here on nothing is rejected
@@ -149,20 +162,28 @@ def _number(column: Number | Date, train: np.ndarray, new: np.ndarray) -> list[_
         return f"at most {_shown(column, place)} are {shares[0]:.0f} % in training, {shares[1]:.0f} % here"
 
     if all(len(part) for part in values):
-        found.append(_Tested(column.name, *_same_distribution(*values), what))
+        found.append(_same_distribution(column.name, values[0], values[1], what))
     return found
 
 
-def _same_distribution(one: np.ndarray, two: np.ndarray) -> tuple[float, float]:
-    """The largest difference of distribution functions, and its p-value; large ones are Kolmogorov's, quick to have."""
+def _same_distribution(name: str, one: np.ndarray, two: np.ndarray, what: Callable[[], str]) -> _Tested:
+    """By the largest difference of distribution functions; its p-value is Kolmogorov's limit, which is quick to have.
+
+    The limit is what counts where it is large, and a first look where it is small; of few rows it says nothing.
+    """
     one, two = np.sort(one), np.sort(two)
     both = np.concatenate([one, two])
     shares = [np.searchsorted(part, both, side="right") / len(part) for part in (one, two)]
     difference = float(np.abs(shares[0] - shares[1]).max())
     rows = len(one) * len(two) / len(both)
     p_value = float(kolmogorov(np.sqrt(rows) * difference))
+    found = _Tested(name, difference, p_value, what, partial(_exact, one, two))
     if p_value > _SURELY[0] and rows >= _SURELY[1]:
-        return difference, p_value
+        return found._replace(exact=None)
+    return found if rows >= _ABOUT[1] else found.exactly()
+
+
+def _exact(one: np.ndarray, two: np.ndarray) -> tuple[float, float]:
     test = _stats().ks_2samp(one, two, method="asymp")
     return float(test.statistic), float(test.pvalue)
 

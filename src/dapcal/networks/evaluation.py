@@ -127,7 +127,8 @@ def dense_chain(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module]] | No
     if layers is None or not any(isinstance(m, nn.Linear) for _, m in layers):
         return None
     rows = x.ndim == 2 or _is_flatten(layers[0][1])
-    tied = len({id(p) for p in model.parameters()}) < len(list(model.named_parameters(remove_duplicate=False)))
+    weights = [id(weight) for _, layer in layers for weight in layer._parameters.values() if weight is not None]
+    tied = len(set(weights)) < len(weights)
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     return layers if rows and not tied and not hooked and not any(_is_flatten(m) for _, m in layers[1:]) else None
 
@@ -135,7 +136,9 @@ def dense_chain(model: nn.Module, x: Tensor) -> list[tuple[str, nn.Module]] | No
 def _flattened(model: nn.Module) -> list[tuple[str, nn.Module]] | None:
     """The layers of nested `nn.Sequential`s, if all are linear or elementwise."""
     layers: list[tuple[str, nn.Module]] = []
-    for name, module in model.named_children() if type(model) is nn.Sequential else ():
+    # `named_children` would leave out a module that comes again, as one activation for all layers does
+    for name, module in model._modules.items() if type(model) is nn.Sequential else ():
+        assert module is not None
         if type(module) is nn.Linear or type(module) in _ELEMENTWISE or _is_flatten(module):
             layers.append((name, module))
             continue

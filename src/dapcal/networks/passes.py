@@ -31,6 +31,7 @@ class Pass:
         by_draw_wanted: layers whose input in every draw is worth catching when all draws run.
         caught: what entered them, (N, ...) each.
         by_draw: what entered them in every draw, (S, N, ...) each.
+        points: what projectors made of these, (N, P), by what tells projectors apart.
     """
 
     network: nn.Module
@@ -39,6 +40,7 @@ class Pass:
     by_draw_wanted: tuple[str, ...] = ()
     caught: dict[str, Tensor] = field(default_factory=dict)
     by_draw: dict[str, Tensor] = field(default_factory=dict)
+    points: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def keep(self, entered: dict[str, Rows]) -> None:
         """What entered layers batch by batch; a layer that did not run once for every input is left out."""

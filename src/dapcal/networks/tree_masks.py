@@ -10,11 +10,11 @@ walk ends in, found by operations on whole lines in place of one look-up for eve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 MOST_LEAVES = 32  # of a tree: the bits of a number; scikit-learn's have 31 at most
+_FEW = 256  # lines that are looked up at once: those of some rows
 _GROUP = 256  # trees whose lines are kept together: few enough for lines to stay close to a core
 _DE_BRUIJN = np.uint32(
     0x077CB531
@@ -22,46 +22,41 @@ _DE_BRUIJN = np.uint32(
 _SHIFT = np.uint32(27)
 
 
-class Lines(NamedTuple):
-    """What remains of some trees by one of their inputs."""
-
-    place: int  # of the input among those that any tree looks at
-    rank: np.ndarray  # of the line, by the number of thresholds of all trees below a value
-    remaining: np.ndarray  # leaves as bits, (lines, trees)
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
     """Some trees.
 
     Attributes:
-        lines: of the inputs that they look at.
+        places: of the inputs that they look at among those that any tree does, (F,).
+        first: where the part of each of these inputs begins in `line`, (F, 1).
+        line: of `remaining`, by the number of thresholds of all trees below a value, input after input.
+        remaining: what remains of the trees by one of their inputs, leaves as bits, (lines, trees).
         value: of their leaves, by the code of their bit, (trees · 32,).
-        trees: how many.
     """
 
-    lines: tuple[Lines, ...]
+    places: np.ndarray
+    first: np.ndarray
+    line: np.ndarray
+    remaining: np.ndarray
     value: np.ndarray
-    trees: int
 
-    def __call__(self, below: list[np.ndarray]) -> np.ndarray:
-        """Values of the leaves, (n, trees), of n rows by the number of thresholds below their inputs, (n,) each."""
-        first = np.arange(self.trees) * MOST_LEAVES
-        leaves = self._remaining(below) if self.lines else np.full((len(below[0]), self.trees), 1, np.uint32)
-        return self.value.take(_codes(leaves) + first, mode="clip")  # none is out of range
+    def __call__(self, below: np.ndarray) -> np.ndarray:
+        """Values of the leaves, (n, trees), of n rows by the number of thresholds below their inputs, (inputs, n)."""
+        trees = self.remaining.shape[1]
+        leaves = self._leaves(below) if len(self.places) else np.full((below.shape[1], trees), 1, np.uint32)
+        # `clip`, as none is out of range: `raise` would make a copy first
+        return self.value.take(_codes(leaves) + np.arange(trees) * MOST_LEAVES, mode="clip")
 
-    def _remaining(self, below: list[np.ndarray]) -> np.ndarray:
+    def _leaves(self, below: np.ndarray) -> np.ndarray:
         """Leaves that all inputs leave, as bits, (n, trees)."""
-        leaves: np.ndarray | None = None
-        for one in self.lines:
-            rank = one.rank.take(below[one.place], mode="clip")  # `raise` would make a copy first
-            if leaves is None:
-                leaves = one.remaining.take(rank, 0, mode="clip")
-                line = np.empty_like(leaves)
-                continue
-            one.remaining.take(rank, 0, out=line, mode="clip")
-            np.bitwise_and(leaves, line, out=leaves)
-        assert leaves is not None
+        lines = self.line.take(below[self.places] + self.first, mode="clip")  # (F, n)
+        if lines.size <= _FEW:
+            return np.bitwise_and.reduce(self.remaining.take(lines, 0, mode="clip"), 0)
+        leaves = self.remaining.take(lines[0], 0, mode="clip")
+        own = np.empty_like(leaves)
+        for line in lines[1:]:
+            self.remaining.take(line, 0, out=own, mode="clip")
+            np.bitwise_and(leaves, own, out=leaves)
         return leaves
 
 
@@ -79,15 +74,16 @@ class Masks:
     thresholds: tuple[np.ndarray, ...]
     groups: tuple[Group, ...]
 
-    def below(self, x: np.ndarray) -> list[np.ndarray]:
-        """How many thresholds lie below each input of rows (N, P) that is looked at, (N,) each."""
-        pairs = zip(self.features, self.thresholds, strict=True)
-        return [np.searchsorted(thresholds, x[:, feature]) for feature, thresholds in pairs] or [np.zeros(len(x), int)]
+    def below(self, x: np.ndarray) -> np.ndarray:
+        """How many thresholds lie below each input of rows (N, P) that is looked at, (inputs, N)."""
+        found = np.empty((len(self.features), len(x)), np.int64)
+        for own, feature, thresholds in zip(found, self.features, self.thresholds, strict=True):
+            own[:] = thresholds.searchsorted(x[:, feature])
+        return found
 
-    def leaves(self, below: list[np.ndarray], rows: slice) -> np.ndarray:
+    def leaves(self, below: np.ndarray, rows: slice) -> np.ndarray:
         """Values of the leaves of some rows, (n, trees), from `below` all of them."""
-        own = [one[rows] for one in below]
-        return np.concatenate([group(own) for group in self.groups], 1)
+        return np.concatenate([group(below[:, rows]) for group in self.groups], 1)
 
 
 def masks(feature: np.ndarray, threshold: np.ndarray, value: np.ndarray) -> Masks | None:
@@ -145,20 +141,25 @@ def _group(
         reached, np.uint32(1) << (reached.cumsum(1) - 1).clip(0).astype(np.uint32), np.uint32(0)
     )  # (T, 2^D)
     right = ~_left_of(bits)  # what remains of a tree where a row goes right at a node, (T, 2^D − 1)
-    lines = []
+    places, ranks, remaining, count = [], [], [np.empty((0, len(feature)), np.uint32)], 0
     for place, (name, all_thresholds) in enumerate(every.items()):
         trees, nodes = np.nonzero(~ends & (feature == name))
         if not len(trees):
             continue
         thresholds, line = np.unique(threshold[trees, nodes], return_inverse=True)
-        remaining = np.full((len(thresholds) + 1, len(feature)), ~np.uint32(0))
-        np.bitwise_and.at(remaining, (line + 1, trees), right[trees, nodes])
+        own = np.full((len(thresholds) + 1, len(feature)), ~np.uint32(0))
+        np.bitwise_and.at(own, (line + 1, trees), right[trees, nodes])
         rank = np.searchsorted(thresholds, [*all_thresholds, np.inf])  # of a value with so many of all below it
-        lines.append(Lines(place, rank, np.bitwise_and.accumulate(remaining, 0)))
+        places.append(place)
+        ranks.append(count + rank)
+        remaining.append(np.bitwise_and.accumulate(own, 0))
+        count += len(own)
     by_code = np.zeros((len(feature), MOST_LEAVES), value.dtype)
     trees, leaves = np.nonzero(reached)
     by_code[trees, _codes(bits[trees, leaves])] = value[trees, leaves]
-    return Group(tuple(lines), by_code.ravel(), len(feature))
+    first = np.cumsum([0, *map(len, ranks)])[: len(ranks), None]
+    lines = np.concatenate(ranks or [np.empty(0, np.int64)])
+    return Group(np.array(places, np.int64), first, lines, np.concatenate(remaining), by_code.ravel())
 
 
 def _left_of(bits: np.ndarray) -> np.ndarray:

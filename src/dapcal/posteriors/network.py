@@ -126,8 +126,12 @@ class NetworkPosterior:
         return replace(self, draws=self.center + share * (self.draws - self.center), gaussian=gaussian)
 
     def _evaluated(self, x: Tensor, first: Pass | None, every: Pass | None) -> Tensor:
-        draws = {**self.layout.unflatten(self.draws), **self.buffers}
-        return evaluate(self.model, draws, self.shared, x, first=first, every=every)
+        return evaluate(self.model, self._of_draws, self.shared, x, first=first, every=every)
+
+    @cached_property
+    def _of_draws(self) -> dict[str, Tensor]:
+        """Parameters and buffers that differ between draws, each (S, ...), as views."""
+        return {**self.layout.unflatten(self.draws), **self.buffers}
 
     def _blended(self, outputs: Tensor, x: Tensor) -> Tensor:
         return outputs if self.blend is None else self.blend(outputs, x)

@@ -93,7 +93,7 @@ class Limits:
     rows: int = 1000
     waiting: int = 512
     seconds: float = 30.0
-    rows_at_once: int = 256
+    rows_at_once: int = 512
     body_seconds: float = 15.0
     head_seconds: float = 10.0
     idle_seconds: float = 75.0
