@@ -147,6 +147,29 @@ def test_long_images_are_turned_upside_down():
     torch.testing.assert_close(near(x, x)["turned"], x.flip(2).flip(3))
 
 
+@pytest.mark.parametrize("along", [1, 2])
+def test_sequences_are_joined_swapped_and_mixed_along_time(along):
+    x = torch.rand(6, 2, 9, generator=torch.Generator().manual_seed(0)).transpose(2, along)
+    found = {kind: rows.transpose(2, along) for kind, rows in near(x, x).items()}
+    x = x.transpose(2, along)
+    assert list(found) == ["halves", "swapped", "mixed"]
+    torch.testing.assert_close(found["halves"][0], torch.cat([x[0, :, :4], x[5, :, 4:]], 1))
+    torch.testing.assert_close(found["swapped"], torch.cat([x[..., 4:], x[..., :4]], 2))
+    torch.testing.assert_close(found["mixed"], (x + x.flip(0)) / 2)
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 2), (6, 2, 5, 3)])
+def test_what_is_neither_sequence_nor_image_is_shuffled(shape):
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    assert list(near(x, x)) == ["noise", "shuffled"]
+
+
+def test_whole_numbers_are_no_sequence():
+    """Half of one text before half of another would do, and tells the same as words exchanged."""
+    x = torch.arange(24).reshape(4, 6)
+    assert list(near(x, x)) == ["shuffled"]
+
+
 def test_other_inputs_have_the_outliers_that_spaces_are_judged_by():
     x = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
     found, expected = near(x, x), synthetic(x, x)

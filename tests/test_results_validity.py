@@ -63,6 +63,20 @@ def test_the_weighed_sum_has_the_best_mean_the_least_regret_and_no_worse_worst_c
     assert ours["largest regret"] < told["sum"]["largest regret"]
 
 
+def test_the_page_says_what_the_weighed_sum_costs_where_doubt_alone_tells():
+    numbers = found("evidence-combination")
+    ours, safer = (numbers["summary"][each] for each in ("weighed sum", "doubt or distances"))
+    assert safer["largest loss"] < ours["largest loss"] / 2
+    page = " ".join((RESULTS.parent / "docs" / "method-calibration.md").read_text(encoding="utf-8").split())
+    assert f"On {len(numbers['auroc'])} cases" in page
+    assert f"In {ours['cases lost']} of the {len(numbers['auroc'])} cases" in page
+    assert f"at most {ours['largest loss']:.2f} (ones, MNIST)" in page
+    assert ours["lost"] == "MNIST, class 1"
+    assert f"stays within {safer['largest loss']:.2f} of doubt, but its mean is {safer['mean']:.3f}" in page
+    assert len(numbers["summary"]) == 12
+    assert f"best of twelve combinations, {ours['mean']:.3f}" in page
+
+
 def test_the_batched_way_judges_the_librarys_score(monkeypatch):
     """The weighed sum."""
     path = RESULTS.parent / "benchmarks" / "validity.py"

@@ -39,16 +39,28 @@ def synthetic(train: Tensor, held_out: Tensor, fields: Fields | None = None) -> 
 
 
 def near(train: Tensor, held_out: Tensor, fields: Fields | None = None) -> dict[str, Tensor]:
-    """Outliers that are hard to find: of images halves of two, turned ones and mixed ones; else the simple ones."""
+    """Outliers that are hard to find.
+
+    Of images halves of two, turned ones and mixed ones; of sequences halves of two, ones whose halves change places,
+    and mixed ones; else the simple ones.
+    """
     if fields is None and _are_images(held_out):
         return {"halves": halves(held_out), "turned": turned(held_out), "mixed": mixed(held_out)}
+    if fields is None and _are_sequences(held_out):
+        time = 2 if held_out.shape[2] >= held_out.shape[1] else 1
+        return {"halves": halves(held_out, time), "swapped": swapped(held_out, time), "mixed": mixed(held_out)}
     return synthetic(train, held_out, fields)
 
 
-def halves(x: Tensor) -> Tensor:
-    """The left half of each image (N, C, H, W) beside the right half of another."""
-    middle = x.shape[3] // 2
-    return torch.cat([x[..., :middle], x.flip(0)[..., middle:]], 3)
+def halves(x: Tensor, along: int = 3) -> Tensor:
+    """The first half of each input beside the second half of another; of images (N, C, H, W) left and right."""
+    middle = x.shape[along] // 2
+    return torch.cat([x.narrow(along, 0, middle), x.flip(0).narrow(along, middle, x.shape[along] - middle)], along)
+
+
+def swapped(x: Tensor, along: int) -> Tensor:
+    """Inputs whose second half comes first."""
+    return x.roll(-(x.shape[along] // 2), along)
 
 
 def turned(x: Tensor) -> Tensor:
@@ -91,6 +103,11 @@ def shuffled_fields(x: Tensor, fields: Fields, generator: torch.Generator) -> Te
         target = (~present).to(torch.uint8).argsort(dim=0, stable=True)  # and in order
         parts[key] = torch.empty_like(values).scatter(0, target, values.gather(0, source)).reshape(part.shape)
     return fields.pack(parts, "held_out")
+
+
+def _are_sequences(x: Tensor) -> bool:
+    """Of numbers or vectors, (N, channels, time) or (N, time, channels): time is longer."""
+    return x.is_floating_point() and x.ndim == 3 and max(x.shape[1:]) >= 4
 
 
 def _are_images(x: Tensor) -> bool:
