@@ -16,20 +16,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.distances.multiplying import multiplied, roundoff
+
 GROUP = 8  # points whose smallest product stands for all
 MANY = 16  # neighbours from which groups would make too many candidates
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
 _ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
+_MINIMA_AT_ONCE = 2**21  # numbers: 8 MiB, which stay in the cache
 _ONCE = 2**20  # numbers of points that are looked at once: few enough for the memory of one step to serve the next
 _FAR = 0.5  # points are centred first where that takes this share of their squared lengths, or lengths overflow
 _A_LITTLE_MORE = 1 + 2**-10  # than lengths that are rounded
-
-_ROUNDOFF = {
-    "highest": 2**-24,
-    "high": 2**-11,
-    "medium": 2**-8,
-}  # of float32 matrix products, by torch setting
 
 
 class Candidates(NamedTuple):
@@ -102,7 +99,7 @@ class Products:
         product says. So rounding errors count of points that are no longer, and one that lies far off does not matter.
         """
         longest = (squares.sqrt() + squared.sqrt()).square() * _A_LITTLE_MORE
-        return squared + self._error(squares + longest.clamp_max(self._reach), _roundoff(self.points.dtype))
+        return squared + self._error(squares + longest.clamp_max(self._reach), roundoff(self.points))
 
     def within(self, queries: Tensor, squared: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every pair (query, point) that products in float64 cannot prove to be farther than `squared` (N,).
@@ -193,8 +190,10 @@ class Products:
         return torch.cat([values for values, _ in found]), torch.cat([groups for _, groups in found])
 
     def _best_of_tile(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
-        twice = torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1).T.contiguous()  # (P + 1, N)
-        wide = max(1, self.memory // (4 * 8 * len(queries)) // self._tile[1]) * self._tile[1] * size
+        twice = torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1)  # (N, P + 1)
+        twice = twice if self._with_lengths is not None else twice[:, :-1].contiguous()
+        most = min(_MINIMA_AT_ONCE, self.memory // (4 * 8)) // len(queries)
+        wide = max(1, most * size // self._tile[1]) * self._tile[1]
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(self.points), wide):
             minima = self._minima(twice, start, min(start + wide, len(self.points)), size)
@@ -210,26 +209,24 @@ class Products:
 
     def _minima(self, twice: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The smallest ‖t‖² − 2 q·t of every group of points from `start` to `stop`, (groups, N)."""
-        count, columns = twice.shape[1], self._tile[1]
+        count = len(twice)
         groups = -(-(stop - start) // size)
         minima = twice.new_empty(-(-groups // _MINIMA) * _MINIMA, count)
         minima[groups:] = torch.inf
-        product = twice.new_empty(min(columns, size * groups), count)
-        for first in range(start, stop, columns):
-            last = min(first + columns, stop)
-            padded = -(-(last - first) // size) * size
-            product[last - first : padded] = torch.inf
-            self._multiply(first, last, twice, product[: last - first])
-            filled = slice((first - start) // size, (first - start + padded) // size)
-            torch.amin(product[:padded].view(-1, size, count), 1, out=minima[filled])
+        for first in range(start, stop, self._tile[1]):
+            last = min(first + self._tile[1], stop)
+            product, into = self._product(first, last, twice), minima[(first - start) // size :]
+            whole = (last - first) // size
+            torch.amin(product[: whole * size].view(whole, size, count), 1, out=into[:whole])
+            if whole * size < last - first:
+                torch.amin(product[whole * size :], 0, out=into[whole])
         return minima
 
-    def _multiply(self, first: int, last: int, twice: Tensor, out: Tensor) -> None:
+    def _product(self, first: int, last: int, twice: Tensor) -> Tensor:
         """‖t‖² − 2 q·t of some points, (points, N)."""
         if self._with_lengths is not None:
-            torch.mm(self._with_lengths[first:last], twice, out=out)
-        else:
-            torch.addmm(self._lengths[first:last, None], self._part(first, last), twice[:-1], out=out)
+            return multiplied(self._with_lengths[first:last], twice)
+        return multiplied(self._part(first, last), twice).add_(self._lengths[first:last, None])
 
 
 def _smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
@@ -255,9 +252,3 @@ def members(groups: Tensor, size: int = GROUP) -> Tensor:
 def roundoff_of_sums(terms: int) -> float:
     """How many roundings a sum of products is off by, about: errors of random signs, four deviations and some more."""
     return 4 * math.sqrt(terms) + 8
-
-
-def _roundoff(dtype: torch.dtype) -> float:
-    if dtype == torch.float32:
-        return _ROUNDOFF[torch.get_float32_matmul_precision()]
-    return torch.finfo(dtype).eps
