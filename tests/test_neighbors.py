@@ -153,6 +153,19 @@ def test_the_same_neighbours_whoever_multiplies(generator, monkeypatch, onednn):
         assert_exact(train, queries, 5, TorchIndex(train, memory))
 
 
+@pytest.mark.parametrize("k", [17, 60])
+def test_many_neighbours_by_groups_are_those_by_single_points(generator, monkeypatch, k):
+    train, queries = torch.randn(6000, 6, generator=generator), torch.randn(300, 6, generator=generator)
+    by_groups = TorchIndex(train)
+    assert by_groups._products._size(k) == products.GROUP
+    found = by_groups.query(queries, k)
+    monkeypatch.setattr(products, "_DIRECTLY", 0)
+    by_points = TorchIndex(train)
+    assert by_points._products._size(k) == 1
+    assert all(torch.equal(*pair) for pair in zip(found, by_points.query(queries, k), strict=True))
+    assert_exact(train, queries, k, by_groups)
+
+
 def test_invariant_to_the_order_and_batches_of_queries(generator):
     train, queries = torch.randn(150, 5, generator=generator), torch.randn(64, 5, generator=generator)
     index = TorchIndex(train)

@@ -19,7 +19,8 @@ from torch import Tensor
 from dapcal.distances.multiplying import multiplied, roundoff
 
 GROUP = 8  # points whose smallest product stands for all
-MANY = 16  # neighbours from which groups would make too many candidates
+MANY = 16  # neighbours up to which the members of their groups are few
+_DIRECTLY = 2  # numbers compared directly take as long as one product takes in the choice of the smallest, about
 _MINIMA = 16  # of groups, whose smallest stands for all in turn
 _ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
@@ -71,12 +72,17 @@ class Products:
 
     def candidates(self, queries: Tensor, count: int, k: int) -> Candidates:
         """The members of the `count` best groups; k says how many neighbours are wanted."""
-        total, size = len(self.points), 1 if k > MANY else GROUP
+        total, size = len(self.points), self._size(k)
         if count >= -(-total // size):
             everything = torch.arange(total, device=queries.device).expand(len(queries), total)
             return Candidates(everything, queries.new_full((len(queries),), torch.inf))
         found = self.groups(queries, count + 1, size)
         return Candidates(members(found.indices[:, :count], size), found.bounds[:, -1], found.squares)
+
+    def _size(self, k: int) -> int:
+        """Points of a group: one, where looking at all products takes less than comparing members of many groups."""
+        compared = k * GROUP * self.points.shape[1]
+        return GROUP if k <= MANY or compared <= _DIRECTLY * len(self.points) else 1
 
     def groups(self, queries: Tensor, count: int, size: int = GROUP) -> Groups:
         """The `count` best groups of so many points."""
