@@ -21,10 +21,11 @@ from dapcal.distances.multiplying import multiplied, roundoff
 GROUP = 8  # points whose smallest product stands for all
 MANY = 16  # neighbours up to which the members of their groups are few
 _DIRECTLY = 2  # numbers compared directly take as long as one product takes in the choice of the smallest, about
-_MINIMA = 16  # of groups, whose smallest stands for all in turn
-_ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
+_MINIMA = 16  # of groups, whose smallest stands for all in turn: a run
+_WORTH_RUNS = 4 * _MINIMA  # groups for each that is looked for; fewer are looked at one by one
+_ROWS, _COLUMNS = 512, 512  # queries and points of a thread's product: 1 MiB, which stays in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
-_MINIMA_AT_ONCE = 2**22  # numbers: 16 MiB, which stay in the cache
+_MINIMA_AT_ONCE = 2**21  # numbers: 8 MiB, which stay in the cache, or as many as are worth looking at in runs
 _ONCE = 2**20  # numbers of points that are looked at once: few enough for the memory of one step to serve the next
 _FAR = 0.5  # points are centred first where that takes this share of their squared lengths, or lengths overflow
 _A_LITTLE_MORE = 1 + 2**-10  # than lengths that are rounded
@@ -198,7 +199,8 @@ class Products:
     def _best_of_tile(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
         twice = torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1)  # (N, P + 1)
         twice = twice if self._with_lengths is not None else twice[:, :-1].contiguous()
-        most = min(_MINIMA_AT_ONCE, self.memory // (4 * 8)) // len(queries)
+        most = max(_MINIMA_AT_ONCE // len(queries), 2 * _WORTH_RUNS * kept)
+        most = min(most, self.memory // (4 * 8) // len(queries))
         wide = max(1, most * size // self._tile[1]) * self._tile[1]
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(self.points), wide):
@@ -241,7 +243,7 @@ def _smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     They lie in those runs of `_MINIMA` that have the smallest minima, so only these are looked at.
     """
     count, columns = minima.shape
-    if count < 4 * _MINIMA * kept:
+    if count < _WORTH_RUNS * kept:
         values, places = minima.T.contiguous().topk(min(kept, count), 1, largest=False)
         return values, places
     runs = minima.view(-1, _MINIMA, columns).amin(1).T.contiguous().topk(kept, 1, largest=False).indices
