@@ -14,7 +14,7 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from dapcal.distances import faiss_search
+from dapcal.distances import faiss_search, multiplying, products
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.moving import moved
 
@@ -130,18 +130,40 @@ def test_memory_changes_nothing(generator, memory, k):
     assert torch.equal(found[1], expected[1])
 
 
-@pytest.mark.parametrize("function", ["addmm", "mm"])
-def test_small_memory_makes_many_blocks_of_rows_and_columns(generator, monkeypatch, function):
-    """Points that fit into a quarter of the memory with their lengths are multiplied by `mm`."""
+@pytest.mark.parametrize("memory", [2**16, 2**18])
+def test_small_memory_makes_many_blocks_of_rows_and_columns(generator, monkeypatch, memory):
+    """Points that fit into a quarter of the memory have their lengths beside them in the product."""
     train, queries = torch.randn(4000, 3, generator=generator), torch.randn(600, 3, generator=generator)
-    memory = {"addmm": 2**16, "mm": 2**18}[function]
     index = TorchIndex(train, memory)
     blocks = []
-    inner = getattr(torch, function)
-    monkeypatch.setattr(torch, function, lambda *a, **k: blocks.append(inner(*a, **k)) or blocks[-1])
+    inner = products.multiplied
+    monkeypatch.setattr(products, "multiplied", lambda *given: blocks.append(inner(*given)) or blocks[-1])
     assert_exact(train, queries, 5, index)
     assert len(blocks) >= 600 * 4000 * 8 / (memory / 4)
     assert max(block.numel() * 8 for block in blocks) <= memory / 4
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_the_same_neighbours_whoever_multiplies(generator, monkeypatch, onednn):
+    train, queries = torch.randn(5003, 70, generator=generator), torch.randn(700, 70, generator=generator)
+    if onednn and not multiplying.has_onednn():
+        pytest.skip("this torch is without oneDNN")
+    monkeypatch.setattr(multiplying, "has_onednn", lambda: onednn)
+    for memory in (2**28, 2**20):  # with squared lengths inside of the product, and added to it
+        assert_exact(train, queries, 5, TorchIndex(train, memory))
+
+
+@pytest.mark.parametrize("k", [17, 60])
+def test_many_neighbours_by_groups_are_those_by_single_points(generator, monkeypatch, k):
+    train, queries = torch.randn(6000, 6, generator=generator), torch.randn(300, 6, generator=generator)
+    by_groups = TorchIndex(train)
+    assert by_groups._products._size(k) == products.GROUP
+    found = by_groups.query(queries, k)
+    monkeypatch.setattr(products, "_DIRECTLY", 0)
+    by_points = TorchIndex(train)
+    assert by_points._products._size(k) == 1
+    assert all(torch.equal(*pair) for pair in zip(found, by_points.query(queries, k), strict=True))
+    assert_exact(train, queries, k, by_groups)
 
 
 def test_invariant_to_the_order_and_batches_of_queries(generator):

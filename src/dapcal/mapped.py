@@ -25,6 +25,7 @@ from dapcal.files import scratch
 
 IN_MEMORY = 2**24  # bytes of rows that are kept in memory
 BLOCK = 4096  # rows of a mapped tensor that are looked at together
+_LOOKED_AT = 2**20  # numbers that are checked together: their copies are 4 MiB
 
 
 class Rows:
@@ -162,10 +163,12 @@ def taken(x: Tensor, index: Tensor) -> Tensor:
 
 
 def finite_rows(x: Tensor) -> Tensor:
-    """Which rows hold neither NaN nor inf, (N,)."""
-    if len(x) <= BLOCK:
-        return _finite_rows(x.flatten(1))
-    return torch.cat([_finite_rows(block.flatten(1)) for block in x.split(BLOCK)])
+    """Which rows hold neither NaN nor inf, (N,); memory: copies of a few rows."""
+    found = torch.empty(len(x), dtype=torch.bool, device=x.device)  # a list of parts would lie in what is freed
+    step = max(1, _LOOKED_AT // max(1, x[:1].numel()))
+    for own, block in zip(found.split(step), x.split(step), strict=True):
+        own.copy_(_finite_rows(block.flatten(1)))
+    return found
 
 
 def _finite_rows(x: Tensor) -> Tensor:

@@ -16,20 +16,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.distances.multiplying import multiplied, roundoff
+
 GROUP = 8  # points whose smallest product stands for all
-MANY = 16  # neighbours from which groups would make too many candidates
-_MINIMA = 16  # of groups, whose smallest stands for all in turn
-_ROWS, _COLUMNS = 1024, 512  # queries and points of a thread's product: 2 MiB, which stay in the cache
+MANY = 16  # neighbours up to which the members of their groups are few
+_DIRECTLY = 2  # numbers compared directly take as long as one product takes in the choice of the smallest, about
+_MINIMA = 16  # of groups, whose smallest stands for all in turn: a run
+_WORTH_RUNS = 4 * _MINIMA  # groups for each that is looked for; fewer are looked at one by one
+_ROWS, _COLUMNS = 512, 512  # queries and points of a thread's product: 1 MiB, which stays in the cache
 _ROWS_ELSEWHERE = 4096  # queries of a product on other devices, which want few and large ones
+_MINIMA_AT_ONCE = 2**21  # numbers: 8 MiB, which stay in the cache, or as many as are worth looking at in runs
 _ONCE = 2**20  # numbers of points that are looked at once: few enough for the memory of one step to serve the next
 _FAR = 0.5  # points are centred first where that takes this share of their squared lengths, or lengths overflow
 _A_LITTLE_MORE = 1 + 2**-10  # than lengths that are rounded
-
-_ROUNDOFF = {
-    "highest": 2**-24,
-    "high": 2**-11,
-    "medium": 2**-8,
-}  # of float32 matrix products, by torch setting
 
 
 class Candidates(NamedTuple):
@@ -89,12 +88,17 @@ class Products:
 
     def candidates(self, queries: Tensor, count: int, k: int) -> Candidates:
         """The members of the `count` best groups; k says how many neighbours are wanted."""
-        total, size = len(self.points), 1 if k > MANY else GROUP
+        total, size = len(self.points), self._size(k)
         if count >= -(-total // size):
             everything = torch.arange(total, device=queries.device).expand(len(queries), total)
             return Candidates(everything, queries.new_full((len(queries),), torch.inf))
         found = self.groups(queries, count + 1, size)
         return Candidates(members(found.indices[:, :count], size), found.bounds[:, -1], found.squares)
+
+    def _size(self, k: int) -> int:
+        """Points of a group: one, where looking at all products takes less than comparing members of many groups."""
+        compared = k * GROUP * self.points.shape[1]
+        return GROUP if k <= MANY or compared <= _DIRECTLY * len(self.points) else 1
 
     def groups(self, queries: Tensor, count: int, size: int = GROUP) -> Groups:
         """The `count` best groups of so many points."""
@@ -113,7 +117,7 @@ class Products:
         for start in range(0, len(queries), step):
             rows = slice(start, start + step)
             shifted = queries[rows] if self.shift is None else queries[rows] - self.shift
-            minima = self._minima(_twice(shifted), 0, len(self.points), GROUP)
+            minima = self._minima(self._twice(shifted), 0, len(self.points), GROUP)
             yield Tile(rows, (shifted**2).sum(1), minima)
 
     def are_beyond(self, found: Candidates, squared: Tensor) -> Tensor:
@@ -127,7 +131,7 @@ class Products:
         product says. So rounding errors count of points that are no longer, and one that lies far off does not matter.
         """
         longest = (squares.sqrt() + squared.sqrt()).square() * _A_LITTLE_MORE
-        return squared + self._error(squares + longest.clamp_max(self._reach), _roundoff(self.points.dtype))
+        return squared + self._error(squares + longest.clamp_max(self._reach), roundoff(self.points))
 
     def within(self, queries: Tensor, squared: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Every pair (query, point) that products in float64 cannot prove to be farther than `squared` (N,).
@@ -217,9 +221,17 @@ class Products:
         found = [self._best_of_tile(rows, kept, size) for rows in queries.split(self._tile[0])]
         return torch.cat([values for values, _ in found]), torch.cat([groups for _, groups in found])
 
+    def _twice(self, queries: Tensor) -> Tensor:
+        """What points, with their squared lengths or without, are multiplied by, (N, P + 1) or (N, P)."""
+        if self._with_lengths is None:
+            return -2 * queries
+        return torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1)
+
     def _best_of_tile(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
-        twice = _twice(queries)
-        wide = max(1, self.memory // (4 * 8 * len(queries)) // self._tile[1]) * self._tile[1] * size
+        twice = self._twice(queries)
+        most = max(_MINIMA_AT_ONCE // len(queries), 2 * _WORTH_RUNS * kept)
+        most = min(most, self.memory // (4 * 8) // len(queries))
+        wide = max(1, most * size // self._tile[1]) * self._tile[1]
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(self.points), wide):
             minima = self._minima(twice, start, min(start + wide, len(self.points)), size)
@@ -235,31 +247,24 @@ class Products:
 
     def _minima(self, twice: Tensor, start: int, stop: int, size: int) -> Tensor:
         """The smallest ‖t‖² − 2 q·t of every group of points from `start` to `stop`, (groups, N)."""
-        count, columns = twice.shape[1], self._tile[1]
+        count = len(twice)
         groups = -(-(stop - start) // size)
         minima = twice.new_empty(-(-groups // _MINIMA) * _MINIMA, count)
         minima[groups:] = torch.inf
-        product = twice.new_empty(min(columns, size * groups), count)
-        for first in range(start, stop, columns):
-            last = min(first + columns, stop)
-            padded = -(-(last - first) // size) * size
-            product[last - first : padded] = torch.inf
-            self._multiply(first, last, twice, product[: last - first])
-            filled = slice((first - start) // size, (first - start + padded) // size)
-            torch.amin(product[:padded].view(-1, size, count), 1, out=minima[filled])
+        for first in range(start, stop, self._tile[1]):
+            last = min(first + self._tile[1], stop)
+            product, into = self._product(first, last, twice), minima[(first - start) // size :]
+            whole = (last - first) // size
+            torch.amin(product[: whole * size].view(whole, size, count), 1, out=into[:whole])
+            if whole * size < last - first:
+                torch.amin(product[whole * size :], 0, out=into[whole])
         return minima
 
-    def _multiply(self, first: int, last: int, twice: Tensor, out: Tensor) -> None:
+    def _product(self, first: int, last: int, twice: Tensor) -> Tensor:
         """‖t‖² − 2 q·t of some points, (points, N)."""
         if self._with_lengths is not None:
-            torch.mm(self._with_lengths[first:last], twice, out=out)
-        else:
-            torch.addmm(self._lengths[first:last, None], self._part(first, last), twice[:-1], out=out)
-
-
-def _twice(queries: Tensor) -> Tensor:
-    """What points with their squared lengths are multiplied by, (P + 1, N)."""
-    return torch.cat([-2 * queries, torch.ones_like(queries[:, :1])], 1).T.contiguous()
+            return multiplied(self._with_lengths[first:last], twice)
+        return multiplied(self._part(first, last), twice).add_(self._lengths[first:last, None])
 
 
 def smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
@@ -268,7 +273,7 @@ def smallest(minima: Tensor, kept: int) -> tuple[Tensor, Tensor]:
     They lie in those runs of `_MINIMA` that have the smallest minima, so only these are looked at.
     """
     count, columns = minima.shape
-    if count < 4 * _MINIMA * kept:
+    if count < _WORTH_RUNS * kept:
         values, places = minima.T.contiguous().topk(min(kept, count), 1, largest=False)
         return values, places
     runs = minima.view(-1, _MINIMA, columns).amin(1).T.contiguous().topk(kept, 1, largest=False).indices
@@ -285,9 +290,3 @@ def members(groups: Tensor, size: int = GROUP) -> Tensor:
 def roundoff_of_sums(terms: int) -> float:
     """How many roundings a sum of products is off by, about: errors of random signs, four deviations and some more."""
     return 4 * math.sqrt(terms) + 8
-
-
-def _roundoff(dtype: torch.dtype) -> float:
-    if dtype == torch.float32:
-        return _ROUNDOFF[torch.get_float32_matmul_precision()]
-    return torch.finfo(dtype).eps

@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +116,10 @@ def scores_of(
     mean: Tensor, variance: Tensor, y: Tensor, lower: float | None = None, upper: float | None = None
 ) -> Tensor:
     """|y − mean|/sd of rows, ascending, (n, K); of a mean beyond the target's bounds from the nearest one."""
-    return ((y - _bounded(mean, lower, upper)).abs() / variance.sqrt()).double().sort(0).values
+    scores = ((y - _bounded(mean, lower, upper)).abs() / variance.sqrt()).double().detach()
+    if scores.device.type != "cpu":
+        return scores.sort(0).values
+    return torch.from_numpy(np.sort(scores.numpy(), 0))  # torch sorts places, too, which takes many times as long
 
 
 def crossed(moments: Moments, y: Tensor, fold: Tensor, lower: float | None, upper: float | None) -> Conformal:

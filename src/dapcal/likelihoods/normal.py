@@ -81,9 +81,8 @@ class NormalLikelihood(Likelihood):
     def interval_of(self, mean: Tensor, variance: Tensor, level: float) -> Interval:
         """Mean ± z · standard deviation, or as wide as residuals of judging rows say; within the target's bounds."""
         mean = self.bounded(mean)  # an interval around a mean beyond the bounds would hold nothing within them
-        plain = super().interval_of(mean, variance, level)
         if self.conformal is None:
-            return plain
+            return super().interval_of(mean, variance, level)
         if self.conformal.scores.shape[1] != mean.shape[-1]:
             raise ValueError(
                 f"Expected residuals of {mean.shape[-1]} targets, got those of {self.conformal.scores.shape[1]}; take "
@@ -91,8 +90,10 @@ class NormalLikelihood(Likelihood):
             )
         if len(self.conformal.scores):
             half = self.conformal.half(level, _quantile(level)).to(mean) * variance.sqrt()
-            plain = Interval(mean - half, mean + half)
-        return Interval(self.bounded(plain.lower), self.bounded(plain.upper))
+            ends = Interval(mean - half, mean + half)
+        else:
+            ends = super().interval_of(mean, variance, level)
+        return Interval(self.bounded(ends.lower), self.bounded(ends.upper))
 
     def moments_of_folds(self, ensemble: Ensemble, folds: int) -> Moments:
         """Mean and standard deviation by the draws of every fold, one after the other and as many of each, (F, N, K).
