@@ -77,7 +77,7 @@ def test_every_flag_says_what_is_behind_it(model):
     predicted = model.predict(table)
     found, columns = predicted.table.to_pylist(), model.columns(predicted.encoded.x)
     flagged = [place for place, row in enumerate(found) if row["ood"]]
-    assert len(flagged) > 20
+    assert len(flagged) > 10
     for place in flagged:
         far = "far" in found[place]["reason"] or found[place]["distance"] > 0 or "columns" in found[place]["reason"]
         assert found[place]["unusual"]

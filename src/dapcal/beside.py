@@ -16,7 +16,7 @@ from dapcal.distances import FittedSpace, NearestNeighbor, Space, raw_in
 from dapcal.records import ALPHA
 from dapcal.types import Posterior
 
-NEAREST = 10.0  # times that nearest inputs count beside the sum: doubt and features say less of subgroups
+NEAREST = 3.0  # times that nearest inputs count beside the sum: doubt and features say less of subgroups
 
 
 def with_evidence(calibrated: Calibrated, train: Labelled, held_out: Labelled, spaces: Sequence[Space]) -> Calibrated:
