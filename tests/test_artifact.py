@@ -25,7 +25,7 @@ from dapcal import artifact, container, probing, saving
 from dapcal.adjust import Inflate, PriorMonteCarlo, Reweight, SelfNormalised, Transport
 from dapcal.calibrate import Calibrated
 from dapcal.calibration.scales import Exp, ScaledSigmoid, Softplus
-from dapcal.distances import ClassGaussian, Space, hausdorff, mmd, nearest, verdicts
+from dapcal.distances import ClassGaussian, Space, Standardised, hausdorff, mmd, nearest, verdicts
 from dapcal.distances.projectors import Features, Identity, LayerFeatures, RandomFourier, Vae
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, NoiseHead
 from dapcal.posteriors import dropout, gaussian, samples
@@ -159,6 +159,7 @@ ROUND_TRIPS = {
     "identity": (diagonal, Inflate(), IDENTITY),
     "unit features of a named layer": (diagonal, Inflate(), Space(Features("2", unit=True), radius=0.1)),
     "random Fourier, transport": (diagonal, Transport(), Space(RandomFourier(dimension=16))),
+    "standardised inputs": (diagonal, Inflate(), Space(Standardised())),
     "VAE, reweight": (diagonal, Reweight(), Space(Vae(dimension=2, hidden=8, epochs=2))),
     "k-th neighbour, no radius": (diagonal, Inflate(), Space(metric=functools.partial(nearest, k=3), radius=None)),
     "sum over a set": (full, Inflate(), Space(metric=functools.partial(nearest, over="sum"))),

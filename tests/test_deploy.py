@@ -16,7 +16,7 @@ from cases import trace_once
 from dapcal import deploy
 from dapcal.adjust import Inflate, Revert, Reweight
 from dapcal.deploy import programs, spaces
-from dapcal.distances import Space, hausdorff, nearest
+from dapcal.distances import Space, Standardised, hausdorff, nearest
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import Features, Identity, RandomFourier
 from dapcal.likelihoods import Bernoulli, Categorical, Gaussian, MultiLabel, NoiseHead, Poisson
@@ -171,6 +171,7 @@ def test_members_that_are_no_plain_chain(make):
         (mlp, Space(Features(unit=True), radius=None)),
         (mlp, Space(Features("3"), partial(nearest, k=120))),
         (mlp, Space(RandomFourier(20))),
+        (mlp, Space(Standardised())),
         (cnn, Space(Features("3"))),
     ],
 )

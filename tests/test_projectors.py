@@ -10,6 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from dapcal.distances import Standardised
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import (
     Features,
@@ -245,7 +246,7 @@ def test_vae_of_a_constant_column_is_finite():
     assert Vae(2, hidden=4, epochs=2).fit_projector(x, None)(x).isfinite().all()
 
 
-@pytest.mark.parametrize("recipe", [Features(), RandomFourier(32), Vae(2, hidden=8, epochs=1)])
+@pytest.mark.parametrize("recipe", [Features(), RandomFourier(32), Standardised(), Vae(2, hidden=8, epochs=1)])
 def test_projection_does_not_depend_on_batches_or_order(recipe):
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     projector = fitted(recipe, x, point(HeadFirst()))

@@ -38,6 +38,7 @@ from dapcal.distances import (
     radius,
     shards,
     spaces,
+    standardised,
     tails,
 )  # fmt: skip
 from dapcal.gaussians import diagonal, full, kronecker, low_rank
@@ -56,7 +57,7 @@ ROOMS: tuple[ModuleType, ...] = (
     likelihoods, forests,
     inflate, revert, reweight, matched, transport, unchanged, spaces, metrics, class_gaussian, neighbors, shards,
     lists, inverted_lists, graph, quantised, coresets, quality, projectors,
-    column_checks, column_statistics, tails, radius, ood_score,
+    column_checks, column_statistics, tails, radius, ood_score, standardised,
     scales, search, summary, diagonal, full, kronecker, low_rank,
 )  # fmt: skip
 """Where the classes live that may be stored, found by their names."""

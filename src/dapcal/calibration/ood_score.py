@@ -8,8 +8,8 @@ that its validity needs nothing of how the pieces depend on each other.
 
 Evidence that finds what the others are blind to, such as one wrong cell among eighty, does not join the sum, whose
 noise would drown it. It stands beside it: with z of the sum and of each such piece in the same unit (0 the median, 1
-the 95 % quantile, so that p is about 10^−z/2), the score is log10 Σ 10^z, the harmonic mean of p-values. Distances that
-join the sum and stand beside it, too, may count several times there: log10 Σ w 10^z.
+the 95 % quantile, so that p is about 10^−z/2), the score is log10 Σ 10^z, the harmonic mean of p-values. Some of
+them may count several times there: log10 Σ w 10^z.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Evidence:
         held_out: scores of further held-out inputs, ascending, (n,).
         held_out_pieces: their standardised pieces, each ascending, (M, n); None in files of earlier versions.
         beside: how many of the last pieces stand beside the sum of the others.
-        alone: places of pieces that join the sum and stand beside it, too.
-        times: how often each of those counts beside the sum; once in files of earlier versions.
+        alone: places of pieces that count beside the sum, or there once more: the nearest inputs, and in files of
+            earlier versions distances that also join the sum.
+        times: how often each of those counts (more); once in files of earlier versions.
         sum_center: median of that sum, where pieces stand beside it.
         sum_scale: its 95 % quantile minus the median.
         weights: what each piece weighs in the sum, (M − beside,); None where all weigh the same, and in files of
@@ -153,8 +154,8 @@ def with_beside(
         scaling: pieces (M, n) of the half that chooses, standardised by `evidence`, and the new ones, (L, n), as they
             are measured.
         conformal: the same of the half that judges.
-        alone: places of pieces in the sum that also stand beside it.
-        times: how often each of those counts there.
+        alone: places of pieces that stand beside the sum (once more).
+        times: how often each of those counts (more).
     """
     if evidence.beside:
         raise ValueError("Expected evidence with nothing beside its sum; give all spaces at once")

@@ -14,6 +14,7 @@ from dapcal.distances.column_checks import ColumnChecks
 from dapcal.distances.features import features_of, features_of_each, side_by_side
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.distances.projectors import FourierFeatures, Identity, LayerFeatures, MemberFeatures
+from dapcal.distances.standardised import Scaled
 from dapcal.moving import moved
 from dapcal.networks import entering, frozen_copy, same_weights, unfused
 from dapcal.types import Posterior
@@ -90,6 +91,8 @@ def _projector_module(space: FittedSpace, posterior: Posterior, example: Tensor)
     projector, network = space.projector, posterior.network
     if isinstance(projector, Identity):
         return Inputs()
+    if isinstance(projector, Scaled):
+        return Divided(projector)
     if isinstance(projector, FourierFeatures):
         return Fourier(projector)
     if isinstance(projector, LayerFeatures):
@@ -118,6 +121,20 @@ class Inputs(nn.Module):
     def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Points (N, P)."""
         return Identity()(x)
+
+
+class Divided(nn.Module):
+    """Inputs in units of what they vary by."""
+
+    scale: Tensor
+
+    def __init__(self, projector: Scaled) -> None:
+        super().__init__()
+        self.register_buffer("scale", projector.scale.clone())
+
+    def forward(self, x: Tensor, entering: dict[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Points (N, P)."""
+        return Scaled(self.scale)(x)
 
 
 class Fourier(nn.Module):

@@ -13,10 +13,11 @@ from dapcal.distances.quantised import ProductQuantised
 from dapcal.distances.radius import Radius, fit_radius
 from dapcal.distances.shards import ShardedIndex
 from dapcal.distances.spaces import Distance, FittedSpace, Space, fit_distance, raw_in
+from dapcal.distances.standardised import Standardised
 
 __all__ = [
     "HNSW", "IVF", "MMD", "ClassGaussian", "Coreset", "Distance", "Features", "FittedSpace", "Hausdorff", "Identity",
     "LayerFeatures", "Measured", "MemberFeatures", "NearestClass", "NearestNeighbor", "OnDisk", "ProductQuantised",
-    "Radius", "RandomFourier", "ShardedIndex", "Space", "TorchIndex", "Vae", "fit_distance", "fit_radius", "hausdorff",
-    "informative", "mmd", "nearest", "raw_in",
+    "Radius", "RandomFourier", "ShardedIndex", "Space", "Standardised", "TorchIndex", "Vae", "fit_distance",
+    "fit_radius", "hausdorff", "informative", "mmd", "nearest", "raw_in",
 ]  # fmt: skip

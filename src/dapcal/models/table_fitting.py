@@ -23,6 +23,7 @@ from dapcal.tables.coding import with_codes
 from dapcal.tables.column_space import column_space
 from dapcal.tables.encoder import check_columns, fit_encoder
 from dapcal.tables.fitting import alike
+from dapcal.tables.row_space import row_space
 from dapcal.tables.targets import (
     Classes,
     Numbers,
@@ -94,7 +95,7 @@ def fit(
         encoder, x = with_codes(plain_encoder, rows, y, recipe.seed, train)
     likelihood = Categorical() if isinstance(goal, Classes) else Gaussian(1.0)
     limits, told = _bounds(goal, y, bounds, target)
-    spaces = (column_space(encoder),)
+    spaces = (column_space(encoder), row_space(recipe.points, recipe.seed))
     weights, weighed = row_weights(rows, y, goal, weight, class_weights)
     fitted = recipes.fit(x, y, likelihood, outputs_of(goal), recipe, progress, spaces, limits, weights, estimators)
     if isinstance(goal, Numbers) and goal.smearing is not None:

@@ -206,13 +206,14 @@ class DistanceAware(BaseEstimator):
             from dapcal.tables.coding import with_codes
             from dapcal.tables.column_space import column_space
             from dapcal.tables.encoder import fit_encoder
+            from dapcal.tables.row_space import row_space
 
             table = as_table(X)
             target = "y" + "_" * max(map(len, table.column_names))  # the name of no column
             train = recipes.training_places(y, recipe, isinstance(likelihood, ClassLikelihood))
             fitted_encoder = fit_encoder(table.append_column(target, [[0] * len(X)]), target, places=train)
             self.encoder_, x = with_codes(fitted_encoder, table, y, recipe.seed, train)
-            evidence = (column_space(self.encoder_),)
+            evidence = (column_space(self.encoder_), row_space(recipe.points, recipe.seed))
             y = y.float() if y.is_floating_point() else y
         fitted = recipes.fit(x, y, likelihood, outputs, recipe, evidence=evidence, bounds=bounds)
         self.calibrated_, self.gaps_, self.train_x_ = fitted.calibrated, fitted.gaps, fitted.train.x
