@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from dapcal.distances import faiss_search, multiplying, products
+from dapcal.distances import direct, faiss_search, multiplying, neighbors, products
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.moving import moved
 
@@ -301,3 +302,35 @@ def test_several_threads_at_once(generator):
             assert all(map(torch.equal, found, expected))
         singles = list(pool.map(lambda query: index.query(query[None], 2)[1], queries))
     assert torch.equal(torch.cat(singles), expected[1])
+
+
+class Steps(TorchDispatchMode):
+    """Counts what a device would be told to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_a_device_without_small_caches_takes_few_steps_to_the_same_answer(monkeypatch, generator, k):
+    points, queries = torch.randn(30_001, 96, generator=generator), torch.randn(300, 96, generator=generator)
+    points[:, 40:] *= 0.05  # few directions, by which a CPU would search
+    expected, steps = TorchIndex(points).query(queries, k), {}
+    for pays in (True, False):
+        for module in (direct, neighbors, products):
+            monkeypatch.setattr(module, "small_steps_pay", lambda _, pays=pays: pays)
+        monkeypatch.setattr(neighbors, "suits", lambda _: False)
+        index = TorchIndex(points)
+        index.query(queries, k)  # what is kept of the points
+        with Steps() as counted:
+            found = index.query(queries, k)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+        steps[pays] = counted.count
+    assert steps[False] < 0.2 * steps[True]
+    assert steps[False] < 200

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CACHED = 2**19  # numbers that are compared at a time: 2 MiB
+_CACHED = 2**19  # numbers that are compared at a time on a CPU: 2 MiB, which stay close to a core
 
 
 class Pairs(NamedTuple):
@@ -16,6 +16,11 @@ class Pairs(NamedTuple):
     row: Tensor
     column: Tensor
     distance: Tensor
+
+
+def small_steps_pay(points: Tensor) -> bool:
+    """On a CPU, whose cache they stay in; other devices want few and large ones, as each has to be sent there."""
+    return points.device.type == "cpu"
 
 
 def nearest_among(
@@ -31,7 +36,7 @@ def nearest_among(
         padded: whether some may be no indices of points; these are at distance inf.
         memory: bytes that differences may take, about.
     """
-    rows = max(1, min(_CACHED, memory // 32) // (among.shape[1] * queries.shape[1]))
+    rows = max(1, _at_a_time(points, memory) // (among.shape[1] * queries.shape[1]))
     if len(queries) <= rows:
         return _nearest(points, queries, among, k, padded)
     parts = zip(queries.split(rows), among.split(rows), strict=True)
@@ -41,7 +46,7 @@ def nearest_among(
 
 def distances_of_pairs(points: Tensor, queries: Tensor, row: Tensor, column: Tensor, memory: int = 2**28) -> Tensor:
     """Distances of some queries (N, P), by `row`, to as many points (T, P), by `column`, (M,)."""
-    step = max(1, min(_CACHED, memory // 32) // points.shape[1])
+    step = max(1, _at_a_time(points, memory) // points.shape[1])
     parts = zip(row.split(step), column.split(step), strict=True)
     return torch.cat([torch.linalg.vector_norm(points[own] - queries[asked], dim=1) for asked, own in parts])
 
@@ -55,6 +60,10 @@ def nearest_of_pairs(row: Tensor, column: Tensor, distance: Tensor, k: int) -> P
     first = torch.searchsorted(row, row)  # pair of the same query
     kept = torch.arange(len(row), device=row.device) - first < k
     return Pairs(row[kept], column[kept], distance[kept])
+
+
+def _at_a_time(points: Tensor, memory: int) -> int:
+    return min(_CACHED, memory // 32) if small_steps_pay(points) else memory // 32
 
 
 def _nearest(points: Tensor, queries: Tensor, among: Tensor, k: int, padded: bool) -> tuple[Tensor, Tensor]:

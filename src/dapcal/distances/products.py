@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from dapcal.distances.direct import small_steps_pay
 from dapcal.distances.multiplying import multiplied, roundoff
 
 GROUP = 8  # points whose smallest product stands for all
@@ -113,7 +114,7 @@ class Products:
     def tiles(self, queries: Tensor) -> Iterator[Tile]:
         """All groups beside all queries, as many queries at a time as fit into a quarter of the memory."""
         groups = -(-len(self.points) // GROUP)
-        step = max(1, min(self._tile[0], self.memory // (4 * 8 * groups)))
+        step = max(1, min(self._tile(len(queries))[0], self.memory // (4 * 8 * groups)))
         for start in range(0, len(queries), step):
             rows = slice(start, start + step)
             shifted = queries[rows] if self.shift is None else queries[rows] - self.shift
@@ -162,13 +163,13 @@ class Products:
         """Rows of points that are looked at at a time where each is looked at once."""
         return max(1, min(self.block, _ONCE // max(1, self.points.shape[1])))
 
-    @property
-    def _tile(self) -> tuple[int, int]:
+    def _tile(self, queries: int) -> tuple[int, int]:
         """Queries and points of one product, which takes at most a quarter of the memory."""
-        numbers = max(GROUP, self.memory // (4 * 8))
-        wanted = _ROWS * torch.get_num_threads() if self.points.device.type == "cpu" else _ROWS_ELSEWHERE
+        numbers, small = max(GROUP, self.memory // (4 * 8)), small_steps_pay(self.points)
+        wanted = _ROWS * torch.get_num_threads() if small else min(_ROWS_ELSEWHERE, max(1, queries))
         rows = min(wanted, max(1, numbers // (64 * GROUP)))
-        return rows, min(_COLUMNS, numbers // rows // GROUP * GROUP)
+        columns = numbers // rows // GROUP * GROUP
+        return rows, min(_COLUMNS, columns) if small else columns
 
     @cached_property
     def shift(self) -> Tensor | None:
@@ -218,7 +219,7 @@ class Products:
 
     def _best_groups(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
         """The `kept` smallest ‖t‖² − 2 q·t of groups (N, kept), ascending, and which groups these are."""
-        found = [self._best_of_tile(rows, kept, size) for rows in queries.split(self._tile[0])]
+        found = [self._best_of_tile(rows, kept, size) for rows in queries.split(self._tile(len(queries))[0])]
         return torch.cat([values for values, _ in found]), torch.cat([groups for _, groups in found])
 
     def _twice(self, queries: Tensor) -> Tensor:
@@ -229,9 +230,10 @@ class Products:
 
     def _best_of_tile(self, queries: Tensor, kept: int, size: int) -> tuple[Tensor, Tensor]:
         twice = self._twice(queries)
-        most = max(_MINIMA_AT_ONCE // len(queries), 2 * _WORTH_RUNS * kept)
-        most = min(most, self.memory // (4 * 8) // len(queries))
-        wide = max(1, most * size // self._tile[1]) * self._tile[1]
+        columns, most = self._tile(len(queries))[1], self.memory // (4 * 8) // len(queries)
+        if small_steps_pay(queries):
+            most = min(most, max(_MINIMA_AT_ONCE // len(queries), 2 * _WORTH_RUNS * kept))
+        wide = max(1, most * size // columns) * columns
         best: tuple[Tensor, Tensor] | None = None
         for start in range(0, len(self.points), wide):
             minima = self._minima(twice, start, min(start + wide, len(self.points)), size)
@@ -251,8 +253,9 @@ class Products:
         groups = -(-(stop - start) // size)
         minima = twice.new_empty(-(-groups // _MINIMA) * _MINIMA, count)
         minima[groups:] = torch.inf
-        for first in range(start, stop, self._tile[1]):
-            last = min(first + self._tile[1], stop)
+        columns = self._tile(count)[1]
+        for first in range(start, stop, columns):
+            last = min(first + columns, stop)
             product, into = self._product(first, last, twice), minima[(first - start) // size :]
             whole = (last - first) // size
             torch.amin(product[: whole * size].view(whole, size, count), 1, out=into[:whole])
