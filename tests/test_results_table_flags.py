@@ -27,7 +27,7 @@ def test_wrong_units_unseen_categories_and_blanks_are_found(table):
     assert rounded >= 0.88  # no promise: what was measured shall not get worse
     assert math.isnan(unseen) or unseen >= 0.95
     fewest = min(one["judging rows"] for one in FOUND[table])
-    assert blank >= 1 - 2.5 / (fewest + 1)  # ordinary rows reach the smallest p-value, too, and ties count half
+    assert blank >= 1 - 3 / (fewest + 1)  # ordinary rows reach the smallest p-value, too, and ties count half
 
 
 def test_ordinary_rows_are_flagged_as_often_as_they_should_be():
@@ -40,10 +40,12 @@ def test_ordinary_rows_are_flagged_as_often_as_they_should_be():
     assert abs((weights * found[:, 0]).sum() / weights.sum() - 0.05) < 2 / np.sqrt(weights.sum())
 
 
-def test_a_subgroup_is_found_nearly_as_well_as_by_nearest_neighbours_and_better_than_by_a_forest():
+def test_a_subgroup_is_found_as_well_as_by_nearest_neighbours_and_better_than_by_a_forest():
+    """By the score; few judging rows make the p-value coarser."""
     means = {who: np.mean([subgroup(seeds, who) for seeds in FOUND.values()]) for who in FOUND_BY}
-    assert means["ours, score"] >= means["nearest neighbours"] - 0.005
-    assert means["ours, score"] > means["isolation forest"] + 0.05
+    assert means["ours, score"] >= means["nearest neighbours"]
+    assert means["ours"] >= means["nearest neighbours"] - 0.005
+    assert means["ours"] > means["isolation forest"] + 0.05
 
 
-FOUND_BY = ("ours, score", "nearest neighbours", "isolation forest")
+FOUND_BY = ("ours", "ours, score", "nearest neighbours", "isolation forest")
