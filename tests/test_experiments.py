@@ -269,7 +269,9 @@ def test_the_default_in_gaps_of_tables():
     found = json.loads((ROOT / "results" / "uci-gap.json").read_text())["summary"]
     assert found["naval"]["VI + ours"]["log_likelihood"]["mean"] >= 1
     for posterior in ("VI", "VI, untuned"):
-        assert found["energy"][f"{posterior} + ours"]["log_likelihood_gain"]["mean"] >= 0.5  # 1 before the guard of today
+        assert (
+            found["energy"][f"{posterior} + ours"]["log_likelihood_gain"]["mean"] >= 0.5
+        )  # 1 before the guard of today
         for table in ("boston", "concrete", "wine"):
             assert found[table][f"{posterior} + ours"]["log_likelihood_gain"]["mean"] >= -0.06
     naval = found["naval"]

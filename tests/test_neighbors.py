@@ -15,7 +15,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dapcal.distances import direct, faiss_search, multiplying, neighbors, products
+from dapcal.distances import direct, faiss_search, multiplying, neighbors, principal, products
 from dapcal.distances.neighbors import TorchIndex
 from dapcal.moving import moved
 
@@ -322,7 +322,7 @@ def test_a_device_without_small_caches_takes_few_steps_to_the_same_answer(monkey
     points[:, 40:] *= 0.05  # few directions, by which a CPU would search
     expected, steps = TorchIndex(points).query(queries, k), {}
     for pays in (True, False):
-        for module in (direct, neighbors, products):
+        for module in (direct, principal, products):
             monkeypatch.setattr(module, "small_steps_pay", lambda _, pays=pays: pays)
         monkeypatch.setattr(neighbors, "suits", lambda _: False)
         index = TorchIndex(points)

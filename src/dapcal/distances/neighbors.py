@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapcal.distances.direct import distances_of_pairs, nearest_among, nearest_of_pairs, small_steps_pay
+from dapcal.distances.direct import distances_of_pairs, nearest_among, nearest_of_pairs
 from dapcal.distances.faiss_search import is_few, searched, suits
 from dapcal.distances.principal import LEAST_QUERIES, WORTH_BUILDING, Principal, principal
 from dapcal.distances.products import GROUP, MANY, Candidates, Products, roundoff_of_sums
@@ -76,7 +76,7 @@ class TorchIndex:
     def _pays(self, queries: int) -> bool:
         """Whether so many queries, with those before, are worth the time that points as few numbers take to be made."""
         self._asked[0] += queries
-        return self._asked[0] >= WORTH_BUILDING and small_steps_pay(self.points)
+        return self._asked[0] >= WORTH_BUILDING
 
     @cached_property
     def _asked(self) -> list[int]:

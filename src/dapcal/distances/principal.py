@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dapcal.distances.direct import distances_of_pairs, nearest_among, nearest_of_pairs
+from dapcal.distances.direct import distances_of_pairs, nearest_among, nearest_of_pairs, small_steps_pay
 from dapcal.distances.products import GROUP, Products, Tile, roundoff_of_sums, smallest
 
 LEAST_QUERIES = 4  # of a search that are worth it
@@ -138,7 +138,7 @@ class Principal:
 def principal(points: Tensor, memory: int) -> Principal | None:
     """Points as few numbers; None where that does not help, or takes more than a quarter of `memory`."""
     total, width = points.shape
-    if points.device.type != "cpu" or width < _LEAST_WIDTH or total < _LEAST_POINTS:
+    if not small_steps_pay(points) or width < _LEAST_WIDTH or total < _LEAST_POINTS:
         return None
     center = _spaced(points, _SEEN).double().mean(0)
     most = min(_TRIED[-1], width // 2)
