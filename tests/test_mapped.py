@@ -143,3 +143,16 @@ def test_rows_are_finite_where_their_numbers_are_however_large_their_sums(monkey
     assert mapped.finite_rows(x[:3]).all()
     assert mapped.finite_rows(torch.ones(4, 2, dtype=torch.long)).all()
     assert not len(mapped.finite_rows(x[:0]))
+
+
+def test_what_was_freed_is_given_back_while_rows_go_to_a_file(monkeypatch):
+    times: list[int] = []
+    monkeypatch.setattr(mapped, "_GIVEN_BACK", 3000)
+    monkeypatch.setattr(mapped, "give_back", lambda: times.append(rows.count))
+    rows = Rows(largest=1000)
+    for _ in range(10):
+        rows.append(torch.zeros(250, 1))  # 1,000 bytes
+    assert times == [1000, 2000]  # after 4,000 bytes each
+    assert torch.equal(rows.joined, torch.zeros(2500, 1))
+    monkeypatch.undo()
+    mapped.give_back()
