@@ -42,10 +42,6 @@ REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer
     "detectors": {
         "memory of distance": "As above: products of many queries with many points, in blocks",
     },
-    "streams": {
-        "one network": "Not found out yet. It is not the data: an ensemble of three, which reads them in the same way, "
-        "takes less",
-    },
     "ensembles": {
         "predictions, ensemble of five, LeNet-5, exact": "Distances need the training points and their products with "
         "the inputs in memory; the peer answers without",
@@ -56,8 +52,8 @@ REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer
         "networks, and columns are checked; the peer runs small networks alone",
     ),
     "predictions": {
-        "distances from": "Of the processor's time distances are 44 % even so, networks and boosted trees 24 %, and "
-        "what is said of unusual columns 24 %",
+        "distances from": "About a fifth of the processor's time is boosted trees, a fifth distances even so, and "
+        "a sixth checks of columns; nothing else takes a tenth",
         "Parquet": "Beside searches and networks, boosted trees are asked, columns are checked and unusual ones named",
     },
     "members": {
