@@ -112,6 +112,10 @@ class ColumnChecks:
         """Surprise that has at most this chance of any check of an ordinary row (Bonferroni)."""
         return math.log(len(self.checks) / level)
 
+    def blank(self, points: Tensor) -> Tensor:
+        """Where a value is missing, (columns, N)."""
+        return self.seen.blank(points, self._places) > 0
+
     def findings(self, points: Tensor, most: int = 3, level: float = 0.05) -> list[list[Finding]]:
         """For every row the columns that are surprising by themselves, most surprising first.
 

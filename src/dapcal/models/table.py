@@ -235,7 +235,7 @@ class TableModel:
             x: (N, P).
             always: the most unusual column of a row, if none is unusual by itself.
         """
-        return unusual(self.calibrated, [column.name for column in self.encoder.columns], x, always=always)
+        return unusual(self.calibrated, self._names, x, always=always)
 
     def _unusual(self, x: Tensor, columns: Columns) -> np.ndarray:
         """The same where rows are flagged; where no column is unusual by itself, those far from the nearest rows.
@@ -254,8 +254,13 @@ class TableModel:
         for rows, always in ((~by_doubt, True), (by_doubt & away, False)):
             places = unnamed[rows]
             if len(places):
-                found[places] = _objects(far(self._far_columns, x[torch.from_numpy(places).to(x.device)], always))
+                own = x[torch.from_numpy(places).to(x.device)]
+                found[places] = _objects(far(self._far_columns, own, always, self.calibrated, self._names))
         return found
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self.encoder.columns]
 
     @cached_property
     def _far_columns(self) -> FarColumns:

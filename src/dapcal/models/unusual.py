@@ -51,13 +51,24 @@ def unusual(
     ]
 
 
-def far(columns: FarColumns, x: Tensor, always: bool) -> list[dict[str, str]]:
-    """For every row the columns that are far from its nearest training rows, and that they are.
+def far(
+    columns: FarColumns, x: Tensor, always: bool, calibrated: Calibrated, names: Sequence[str]
+) -> list[dict[str, str]]:
+    """For every row the columns that are far from its nearest training rows, and that they are, or that one is missing.
 
     Args:
         columns: what is usual.
         x: encoded rows (N, P).
         always: the column that differs most, if none is far by itself.
+        calibrated: what predicts.
+        names: of the table's columns.
     """
-    found = columns(x) if len(x) else []
-    return [{name: _FAR[is_far] for name, is_far in row.items() if is_far or always} for row in found]
+    if not len(x):
+        return []
+    checks = checks_of(calibrated)
+    blank = [] if checks is None else checks.blank(Identity()(x)).T.tolist()
+    missing = [dict(zip(names, row, strict=True)) for row in blank] or [{}] * len(x)
+    return [
+        {name: _WORDS[MISSING] if own.get(name) else _FAR[is_far] for name, is_far in row.items() if is_far or always}
+        for row, own in zip(columns(x), missing, strict=True)
+    ]

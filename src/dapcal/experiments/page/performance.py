@@ -43,6 +43,8 @@ REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer
         "memory of distance": "As above: products of many queries with many points, in blocks",
     },
     "ensembles": {
+        "predictions, ensemble of five, LeNet-5, probabilities": "Both take half a MiB, so that one allocation more "
+        "or less decides",
         "predictions, ensemble of five, LeNet-5, exact": "Distances need the training points and their products with "
         "the inputs in memory; the peer answers without",
     },
