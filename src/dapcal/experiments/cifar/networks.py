@@ -34,8 +34,7 @@ class WideResNet(nn.Module):
         stride: of the first convolution.
         rate: of dropout inside blocks.
         classes: logits.
-        erased: side of the square of mean colour that training images get; 0 for none. A large network has learnt its
-            training images by heart after 40 epochs without it.
+        erased: side of the square of mean colour that training images get; 0 for none.
     """
 
     halved: ClassVar[tuple[str, ...]] = ("cuda",)  # kinds of devices with bfloat16

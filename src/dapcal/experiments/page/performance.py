@@ -55,7 +55,7 @@ REASONS: dict[str, dict[str, str]] = {  # question: part of a row's name or peer
     ),
     "predictions": {
         "distances from": "About a fifth of the processor's time is boosted trees, a fifth distances even so, and "
-        "a sixth checks of columns; nothing else takes a tenth",
+        "a sixth checks of columns",
         "Parquet": "Beside searches and networks, boosted trees are asked, columns are checked and unusual ones named",
     },
     "members": {
